@@ -1,0 +1,214 @@
+"""Control messages: msgspec structs in msgpack, array-like and tagged by number. Schemas only grow.
+
+Stream `0000` carries `ConnectionMessage` (hello, heartbeat, goodbye); `af00` carries a `Request` and, under the same
+sequence, its reply; `af40` carries the weights' requests. A VENT frame on any stream carries a `Vent`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """What a side accepts; of two sides the smaller rules. Bytes and counts."""
+
+    max_message_bytes: int = 64 << 20  # one assembled message
+    max_calls: int = 1024  # calls in flight on a connection
+    max_sessions: int = 4096
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """First frame of both sides. An empty fingerprint or numerics id means "any" (a host before it knows)."""
+
+    protocol: int
+    name: str
+    kind: str  # "host" or "station"
+    roles: tuple[str, ...] = ()
+    fingerprint: str = ""
+    numerics: str = ""
+    kernels: str = ""
+    limits: Limits = Limits()
+    dtypes: tuple[str, ...] = ("f32", "u32")
+    cache_options: dict[str, Any] = {}
+    advertise: str = ""
+    software: str = ""
+    context_length: int = 0
+    num_layers: int = 0
+    pid: int = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Sent every second by stations and hosts. `busy_s`: age of the batch being computed, 0 when idle."""
+
+    queued: int = 0
+    busy_s: float = 0.0
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Last frame before a close: an error code of `aeonflow.errors` or "drain", and the reason in words."""
+
+    code: str
+    reason: str = ""
+
+
+ConnectionMessage = Hello | Heartbeat | Goodbye
+
+
+class Vent(msgspec.Struct, frozen=True, array_like=True):
+    """The payload of a VENT frame: a typed error. Fields that do not apply are empty, 0 or -1."""
+
+    code: str
+    message: str
+    station: str = ""
+    session: int = 0
+    epoch: int = 0
+    kind: int = 0
+    first: int = -1
+    layer: int = -1
+
+
+class Carrier(msgspec.Struct, frozen=True, array_like=True):
+    """A station carries `role` over layers lo..hi, both included (embed, head: lo = hi = 0), as part i of n."""
+
+    station: int  # index into Route.stations
+    role: str
+    lo: int = 0
+    hi: int = 0
+    part: int = 0
+    parts: int = 1
+
+
+class StationAddress(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    url: str
+
+
+class Route(msgspec.Struct, frozen=True, array_like=True):
+    """How a pass travels: the whole table, from which every station derives its successors (`aeonflow.route`)."""
+
+    route: int  # nonzero; unique on the host's connection
+    num_layers: int
+    stations: tuple[StationAddress, ...]
+    carriers: tuple[Carrier, ...]
+
+
+class InstallRoute(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Install a route on a station; `self_index` is the station's own place in route.stations."""
+
+    route: Route
+    self_index: int
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Open a session. `route` 0: calls are answered to the caller (relay); else results travel along the route.
+
+    `max_positions` reserves the KV budget; `cache` are the KV options; `idle_s` expires a forgotten session.
+    """
+
+    session: int
+    route: int
+    max_positions: int
+    cache: dict[str, Any] = {}
+    idle_s: float = 600.0
+
+
+class Opened(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """Answer to Open. `barriers`: (first position, period) pairs at which this holder's caches change form."""
+
+    session: int
+    kv_bytes: int = 0
+    barriers: tuple[tuple[int, int], ...] = ()
+
+
+class Close(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    session: int
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Drop what is queued for the session below `epoch`; the caches are cut to `base` at once."""
+
+    session: int
+    epoch: int
+    base: int
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Make the first `base` rows valid under `epoch`, from whatever source; answered by Resumed."""
+
+    session: int
+    epoch: int
+    base: int
+    route: int = 0
+
+
+class Resumed(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """`have`: rows that are valid here under the new epoch (the base asked for, where nothing is cached)."""
+
+    session: int
+    have: int
+
+
+class Where(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    session: int
+
+
+class Whereabouts(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """`passed`: (role, layer, position after the last row sent on) of everything this station carries."""
+
+    session: int
+    epoch: int = -1
+    known: bool = False
+    queued: int = 0
+    passed: tuple[tuple[str, int, int], ...] = ()
+
+
+class Stats(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    pass
+
+
+class StatsReply(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Counters of a station; keys are documented in `docs/protocol.md`, *Stats*."""
+
+    name: str
+    pid: int
+    uptime_s: float
+    values: dict[str, Any]
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """An answer without content."""
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Finish what runs, refuse what is new, then leave."""
+
+
+Request = InstallRoute | Open | Close | Cancel | Resume | Where | Stats | Drain
+Reply = Opened | Resumed | Whereabouts | StatsReply | Done
+
+
+class GetCard(msgspec.Struct, frozen=True, array_like=True, tag=30):
+    """Answered with the model's bundle: CBOR {card, tokenizer, manifest}."""
+
+
+class GetChunk(msgspec.Struct, frozen=True, array_like=True, tag=31):
+    """Bytes offset..offset+length of the weight file whose blake3 is `digest` (hex); answered with raw bytes."""
+
+    digest: str
+    offset: int
+    length: int
+
+
+WeightsRequest = GetCard | GetChunk
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decode_connection = msgspec.msgpack.Decoder(ConnectionMessage).decode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_weights = msgspec.msgpack.Decoder(WeightsRequest).decode
+decode_vent = msgspec.msgpack.Decoder(Vent).decode

@@ -1,0 +1,73 @@
+"""Where a station's outputs go, derived from a route's table. Pure: shared by stations, host and planner.
+
+A station never stores edges: it holds the whole table (`messages.Route`) and asks `successors`. Rules, per layer l
+(`docs/protocol.md`, *Chains*):
+
+    embed part i      → x (part i)  to the holder of layer 0's input
+    attn l            → n to gate_up l, h to down l
+    gate_up l         → u to down l
+    down l, block ..l → x to the holder of layer l+1's input, after the last layer to every head part
+    head part i       → logits (part i) or the acknowledgement to the host
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import bands
+from .errors import PlanError
+from .messages import Carrier, Route
+from .tensors import Port
+
+
+class Hop(NamedTuple):
+    """One output edge: `port` goes to station `station` (index in the route) on `stream`, for `layer`."""
+
+    station: int
+    stream: int
+    layer: int
+    port: Port
+
+
+def input_holders(route: Route, layer: int) -> list[Carrier]:
+    """Who takes x at the entry of `layer`: the block that starts there or attn; every head part past the end."""
+    if layer == route.num_layers:
+        return sorted((c for c in route.carriers if c.role == "head"), key=lambda c: c.part)
+    for c in route.carriers:
+        if (c.role == "block" and c.lo == layer) or (c.role == "attn" and c.lo <= layer <= c.hi):
+            return [c]
+    raise PlanError(f"no station takes the input of layer {layer}: expected attn over it or a block from it")
+
+
+def holder(route: Route, role: str, layer: int) -> Carrier:
+    """The carrier of `role` at `layer`; PlanError names what is missing."""
+    for c in route.carriers:
+        if c.role == role and c.lo <= layer <= c.hi:
+            return c
+    raise PlanError(f"no station carries {role} of layer {layer}")
+
+
+def num_parts(route: Route, role: str) -> int:
+    """How many shards `role` (embed or head) has on this route."""
+    return max((c.parts for c in route.carriers if c.role == role), default=0)
+
+
+def successors(route: Route, role: str, layer: int) -> list[Hop]:
+    """Output edges of `role` at `layer` (for a block: its last layer). Empty for the head: it answers the host."""
+    if role == "attn":
+        gate_up, down = holder(route, "gate_up", layer), holder(route, "down", layer)
+        return [
+            Hop(gate_up.station, bands.GATE_UP, layer, Port.N),
+            Hop(down.station, bands.DOWN, layer, Port.H),
+        ]
+    if role == "gate_up":
+        return [Hop(holder(route, "down", layer).station, bands.DOWN, layer, Port.U)]
+    if role in ("down", "block", "embed"):
+        entry = 0 if role == "embed" else layer + 1
+        return [
+            Hop(c.station, bands.ROLE_STREAMS[c.role], 0 if c.role == "head" else entry, Port.X)
+            for c in input_holders(route, entry)
+        ]
+    if role == "head":
+        return []
+    raise PlanError(f"role {role!r} has no place in a chain")

@@ -1,0 +1,71 @@
+"""What a kernel set must offer. Arrays are C-contiguous f32 [rows, width]; nothing here knows sessions or sockets.
+
+Both sets (`reference`: numpy; `fast`: numba on packed weights) implement `Backend`. A row's result never depends on
+the rows beside it (`docs/numerics.md`), so callers may batch rows of any sessions into one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kv.layer_cache import LayerKvCache
+
+F32 = npt.NDArray[np.float32]
+U32 = npt.NDArray[np.uint32]
+
+
+class Span(NamedTuple):
+    """Consecutive rows of one sequence inside a batch: `rows` rows, the first at position `first`.
+
+    Their K and V are appended to `cache` (whose next position is `first`); row i attends to first + i + 1 rows.
+    """
+
+    cache: LayerKvCache
+    first: int
+    rows: int
+
+
+class Backend(Protocol):
+    """Kernels over the weights of one station's roles. Raises UnsupportedError for a role it was not given."""
+
+    name: str  # "reference" or "fast"
+    numerics_id: str  # blake3 of the bits of every kernel on a fixed input, hex
+
+    def new_cache(self, layer: int, capacity: int) -> LayerKvCache:
+        """An empty KV cache for `layer`; `capacity` rows are expected (it may grow)."""
+        ...
+
+    def embed(self, ids: U32, part: int, parts: int) -> F32:
+        """[S] → [S, hidden]: rows of shard `part`, +0.0 where the id is another shard's; a sum of parts is exact."""
+        ...
+
+    def attn(self, layer: int, x: F32, spans: Sequence[Span]) -> tuple[F32, F32]:
+        """x [S, H] → h = x + attn(norm₁ x), n = norm₂ h, both [S, H]. Appends to the spans' caches."""
+        ...
+
+    def gate_up(self, layer: int, n: F32) -> F32:
+        """n [S, H] → u = silu(n W_gate) ⊙ (n W_up) [S, F]."""
+        ...
+
+    def down(self, layer: int, h: F32, u: F32) -> F32:
+        """h [S, H], u [S, F] → h + u W_down [S, H], the product summed in 8 fixed segments by a fixed binary tree."""
+        ...
+
+    def block(self, lo: int, hi: int, x: F32, spans: Sequence[Sequence[Span]]) -> F32:
+        """Layers lo..hi (both included); spans[l - lo] are the spans of layer l. x [S, H] → x' [S, H]."""
+        ...
+
+    def head(self, x: F32, part: int, parts: int) -> F32:
+        """x [S, H] → final norm and logits [S, V_part] of the shard's vocabulary range (`vocab_range`)."""
+        ...
+
+
+def vocab_range(vocab_size: int, part: int, parts: int) -> tuple[int, int]:
+    """Rows [lo, hi) of the vocabulary that shard `part` of `parts` holds, on boundaries of 16 rows (a packed group)."""
+    groups = -(-vocab_size // 16)
+    lo, hi = groups * part // parts * 16, groups * (part + 1) // parts * 16
+    return min(lo, vocab_size), min(hi, vocab_size)

@@ -1,0 +1,60 @@
+"""The model card: everything a station or a host must know about a model besides its weights.
+
+Frozen, written once at import as `card.json`, served to hosts at hello. The fingerprint covers the card, the
+tokenizer and every tensor's digest, so two stations with equal fingerprints hold the same model.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+LAYOUT_VERSION = 1
+
+
+class RopeScaling(msgspec.Struct, frozen=True):
+    """Llama 3 frequency scaling (the only kind supported); factors as in the HF config."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+class Rope(msgspec.Struct, frozen=True):
+    """Rotary embedding on interleaved pairs (2i, 2i+1) of the first `dim` dims.
+
+    Weights whose source pairs i with i + dim/2 (HF) are permuted at import, so kernels know one form. Tables are
+    computed in f64 and cast to f32. `factors`: per-frequency divisors (GGUF `rope_freqs`), or None.
+    """
+
+    theta: float
+    dim: int
+    scaling: RopeScaling | None = None
+    factors: tuple[float, ...] | None = None
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """Geometry and text conventions. Sizes in elements; `ffn_size` is the intermediate width."""
+
+    name: str
+    architecture: str  # "llama"
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    context_length: int
+    rms_eps: float
+    rope: Rope
+    tied_embeddings: bool
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    add_bos: bool
+    chat_template: str | None = None
+    activation: str = "silu"
+    residual: str = "sequential"
+    layout_version: int = LAYOUT_VERSION
+    source: str = ""  # what it was imported from, with the weight types found
+    fingerprint: str = ""  # blake3, hex; "" only while importing

@@ -1,0 +1,98 @@
+"""What a fleet is started from: stations with their roles, and the options all of them share. Pure values.
+
+`station_command` and `station_environment` are the only places that know how a station is spelled on a command line.
+The fleet's secret never appears there: stations read it from a file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from .errors import FleetError
+
+# A second BLAS thread beside another process on the same core turns microseconds into milliseconds.
+_BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class StationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One station of a plan. `roles` as on the command line: `attn:0-14`, `embed:1/8`, `head`. `port` 0: any."""
+
+    name: str
+    roles: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+class StationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that all stations of a fleet share. `model`: a name in the cache, a path, or `synthetic:…`.
+
+    `extra` are further arguments of `python -m stations station`, passed on as they are.
+    """
+
+    model: str
+    kernels: str = "fast"
+    threads: int = 1
+    transport: str = "auto"
+    coalesce: bool = True
+    link_delay_ms: float = 0.0
+    extra: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise FleetError(f"threads is {self.threads}, at least 1 is needed")
+        if self.link_delay_ms < 0:
+            raise FleetError(f"link delay is {self.link_delay_ms} ms, it cannot be negative")
+
+
+def check_specs(specs: tuple[StationSpec, ...]) -> None:
+    """Refuse an empty fleet, doubled names, names that are no file names, and stations without roles."""
+    if not specs:
+        raise FleetError("a fleet needs at least 1 station, the plan has 0")
+    seen: set[str] = set()
+    for spec in specs:
+        if not spec.name or not all(c.isalnum() or c in "-_." for c in spec.name) or spec.name.startswith("."):
+            raise FleetError(f"station name {spec.name!r}: letters, digits, '-', '_' and '.' are allowed")
+        if spec.name in seen:
+            raise FleetError(f"station name {spec.name!r} appears twice in the plan")
+        if not spec.roles:
+            raise FleetError(f"station {spec.name} has no roles")
+        seen.add(spec.name)
+
+
+def station_command(
+    spec: StationSpec, options: StationOptions, *, token_file: Path, port: int, python: str = sys.executable
+) -> list[str]:
+    """The command of one station. `-P` keeps the user's working directory out of the module search."""
+    return [
+        *(python, "-P", "-m", "stations", "station"),
+        *("--name", spec.name),
+        *("--roles", ",".join(spec.roles)),
+        *("--listen", f"{_bracketed(spec.host)}:{port}"),
+        *("--model", options.model),
+        *("--token-file", str(token_file)),
+        *("--kernels", options.kernels),
+        *("--threads", str(options.threads)),
+        *("--transport", options.transport),
+        *("--coalesce", "on" if options.coalesce else "off"),
+        *(("--link-delay-ms", f"{options.link_delay_ms:g}") if options.link_delay_ms else ()),
+        "--exit-with-parent",
+        *options.extra,
+    ]
+
+
+def station_environment(environ: Mapping[str, str], *, fleet: str, threads: int) -> dict[str, str]:
+    """The environment of a station: thread counts pinned, the fleet's name, and no secret."""
+    env = {name: value for name, value in environ.items() if name != "AEONFLOW_TOKEN"}
+    env.update(dict.fromkeys(_BLAS_VARIABLES, "1"))
+    env["NUMBA_NUM_THREADS"] = str(threads)
+    env["AEONFLOW_FLEET"] = fleet
+    env["PYTHONFAULTHANDLER"] = "1"  # a crash in native code leaves its stack in the log
+    return env
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

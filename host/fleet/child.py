@@ -40,7 +40,7 @@ class ErrorLine(msgspec.Struct, frozen=True, tag_field="event", tag="error"):
 _decode_line = msgspec.json.Decoder(ReadyLine | ErrorLine).decode
 
 
-class StationProcess:
+class ChildProcess:
     """A running child. Made by `spawn`; `first_line` and `exited` are futures of its two announcements."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: StationLog) -> None:
@@ -54,7 +54,7 @@ class StationProcess:
         )
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], env: Mapping[str, str], log: StationLog) -> StationProcess:
+    async def spawn(cls, command: Sequence[str], env: Mapping[str, str], log: StationLog) -> ChildProcess:
         """Start the child. Errors: OSError when it cannot be started at all.
 
         A cancellation waits for the start and then kills: asyncio loses the exit status of a child that is cancelled

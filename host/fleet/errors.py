@@ -1,6 +1,6 @@
 """Errors of fleets: a station that does not start, a fleet that is not there.
 
-They share the root of the wire's errors, so that a program catches one class. Messages are one line and name the
+Messages are one line and name the
 station, its exit status and its last log lines; the whole tail is an attribute.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import signal
 
-from aeonflow.errors import AeonflowError
+from host.errors import HostError
 
 SHOWN_LOG_LINES = 3  # of a station's log in an error message: enough for the cause, short enough for one line
 SHOWN_LINE_CHARS = 300
 
 
-class FleetError(AeonflowError):
+class FleetError(HostError):
     """A fleet cannot be started, found or stopped."""
 
     code = "fleet"

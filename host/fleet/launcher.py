@@ -153,10 +153,13 @@ class Fleet:
                     await self._changed.wait()
         except TimeoutError:
             raise StationStartError(
-                f"station {name} is {station.state} after {timeout_s:g} s{describe_log(station.log_tail)}", station=name
+                f"station {name} is {station.state} after {timeout_s:g} s{describe_log(station.log_tail())}",
+                station=name,
             ) from None
         if station.state is not StationState.READY:
-            raise StationStartError(f"station {name} is {station.state}{describe_log(station.log_tail)}", station=name)
+            raise StationStartError(
+                f"station {name} is {station.state}{describe_log(station.log_tail())}", station=name
+            )
         return station
 
     def _prepare(self) -> None:
@@ -197,7 +200,7 @@ class Fleet:
             shown = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
             raise StationStartError(
                 f"fleet {self.name}: {len(late)} of {len(self._stations)} stations not ready within "
-                f"{self._fleet_timeout_s:g} s: {shown}{describe_log(self.station(late[0]).log_tail if late else ())}",
+                f"{self._fleet_timeout_s:g} s: {shown}{describe_log(self.station(late[0]).log_tail() if late else ())}",
                 station=late[0] if late else "",
             ) from None
         except ExceptionGroup as group_error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from .child import ErrorLine, ReadyLine, StationProcess
+from .child import ChildProcess, ErrorLine, ReadyLine
 from .errors import StationStartError, describe_exit, describe_log
 from .logs import StationLog
 from .spec import StationOptions, StationSpec, station_command, station_environment
@@ -75,13 +75,13 @@ class FleetStation:
         self.spec = spec
         self.state = StationState.NEW
         self.restarts = 0
-        self.url = ""
+        self._url = ""
         self.port = spec.port
-        self.exit_status: int | None = None
+        self.exit_status: int | None = None  # of the last process that ended; negative: killed by that signal
         self._context = context
         self._log = log
         self._on_change = on_change
-        self._process: StationProcess | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def name(self) -> str:
@@ -97,8 +97,13 @@ class FleetStation:
         return self._process.pid if self._process is not None else 0
 
     @property
-    def log_tail(self) -> tuple[str, ...]:
-        return self._log.tail
+    def url(self) -> str:
+        """Where it listens; empty while it does not."""
+        return self._url if self.state is StationState.READY else ""
+
+    def log_tail(self, lines: int = 5) -> tuple[str, ...]:
+        """The last lines it wrote to stderr, oldest first."""
+        return self._log.tail[-lines:] if lines > 0 else ()
 
     @property
     def log_path(self) -> Path | None:
@@ -113,7 +118,7 @@ class FleetStation:
         )
         env = station_environment(context.environ, fleet=context.fleet, threads=context.options.threads)
         try:
-            process = await StationProcess.spawn(command, env, self._log)
+            process = await ChildProcess.spawn(command, env, self._log)
         except OSError as exc:
             self._enter(StationState.DEAD)
             raise StationStartError(f"station {self.name} cannot be started: {exc}", station=self.name) from exc
@@ -129,7 +134,7 @@ class FleetStation:
             await asyncio.shield(self._abandon(process))
             raise
         if isinstance(line, ReadyLine):
-            self.url, self.port = line.url, line.port
+            self._url, self.port = line.url, line.port
             self._enter(StationState.READY)
             return
         await self._abandon(process, grace_s=2.0)  # it is leaving by itself: keep its own exit status
@@ -168,12 +173,12 @@ class FleetStation:
             self._enter(StationState.STOPPED)
         self._log.close()
 
-    async def _abandon(self, process: StationProcess, grace_s: float = 0.0) -> None:
+    async def _abandon(self, process: ChildProcess, grace_s: float = 0.0) -> None:
         await self._reap(process, grace_s)
         if self.state is StationState.STARTING:
             self._enter(StationState.DEAD)
 
-    async def _reap(self, process: StationProcess, grace_s: float) -> None:
+    async def _reap(self, process: ChildProcess, grace_s: float) -> None:
         try:
             async with asyncio.timeout(grace_s):
                 self.exit_status = await process.wait()
@@ -183,7 +188,7 @@ class FleetStation:
         self._process = None
 
     def _start_error(self, what: str, status: int | None, *, with_log: bool = True) -> StationStartError:
-        tail = self.log_tail
+        tail = self._log.tail
         ended = f" ({describe_exit(status)})" if status is not None else ""
         log = describe_log(tail) if with_log else ""
         return StationStartError(

@@ -1,11 +1,11 @@
 """Fleets: the stations of a plan as processes on this machine.
 
-`Fleet` starts, watches, restarts and stops them; `StationSpec` and `StationOptions` say what to start.
+`Fleet(plan.stations, StationOptions(model=…))` starts, watches, restarts and stops them.
 """
 
 from .errors import FleetError, StationStartError
 from .launcher import Fleet
-from .spec import StationOptions, StationSpec
+from .spec import StationOptions
 from .station import FleetStation, RestartPolicy, StationState
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "FleetStation",
     "RestartPolicy",
     "StationOptions",
-    "StationSpec",
     "StationStartError",
     "StationState",
 ]

@@ -21,9 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from host.plan import StationSpec
+
+from .elsewhere import ElsewhereStation
 from .errors import FleetError, StationStartError, describe_log
 from .logs import StationLog
-from .spec import StationOptions, StationSpec, check_specs
+from .spec import StationOptions
 from .station import FleetStation, RestartPolicy, StationContext, StationState
 
 STATION_START_S = 60.0  # a first start may compile kernels
@@ -60,7 +63,8 @@ class Fleet:
         rng: random.Random | None = None,
     ) -> None:
         self._specs = tuple(specs)
-        check_specs(self._specs)
+        if not self._specs:
+            raise FleetError("a fleet needs at least 1 station, the plan has 0")
         self.name = name or f"run-{os.getpid()}-{secrets.token_hex(3)}"
         self.options = options
         self.token = token or secrets.token_urlsafe(32)
@@ -75,13 +79,14 @@ class Fleet:
         self._environ = dict(os.environ if environ is None else environ)
         self._on_change = on_change or _ignore
         self._rng = rng or random.Random()
-        self._stations: tuple[FleetStation, ...] = ()
+        self._stations: tuple[FleetStation | ElsewhereStation, ...] = ()
+        self._children: tuple[FleetStation, ...] = ()
         self._watchers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()  # set at the next change, then replaced
 
     @property
-    def stations(self) -> tuple[FleetStation, ...]:
-        """In the plan's order; empty before `start`."""
+    def stations(self) -> tuple[FleetStation | ElsewhereStation, ...]:
+        """In the plan's order, those that run elsewhere included; empty before `start`."""
         return self._stations
 
     @property
@@ -94,11 +99,12 @@ class Fleet:
         return self.directory / "token"
 
     def station(self, name: str) -> FleetStation:
-        for station in self._stations:
+        """The station called `name` that was started here. Errors: FleetError with the names there are."""
+        for station in self._children:
             if station.name == name:
                 return station
-        known = ", ".join(spec.name for spec in self._specs)
-        raise FleetError(f"no station {name!r} in fleet {self.name}; there are {known}")
+        known = ", ".join(station.name for station in self._children)
+        raise FleetError(f"fleet {self.name} did not start a station {name!r}; it started {known or 'none'}")
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -120,7 +126,7 @@ class Fleet:
         except BaseException:
             await asyncio.shield(self.stop(drain_s=0.0))
             raise
-        self._watchers = [asyncio.create_task(self._watch(s), name=f"watch {s.name}") for s in self._stations]
+        self._watchers = [asyncio.create_task(self._watch(s), name=f"watch {s.name}") for s in self._children]
 
     async def stop(self, drain_s: float | None = None) -> None:
         """SIGTERM to all at once, SIGKILL to those that are left after `drain_s`. Idempotent.
@@ -131,7 +137,7 @@ class Fleet:
         try:
             await asyncio.shield(stopping)
         except asyncio.CancelledError:
-            for station in self._stations:
+            for station in self._children:
                 station.kill()
             await stopping
             raise
@@ -141,7 +147,7 @@ class Fleet:
         for watcher in watchers:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
-        await asyncio.gather(*(station.stop(grace_s) for station in self._stations))
+        await asyncio.gather(*(station.stop(grace_s) for station in self._children))
         self._clean_up()
 
     async def wait_ready(self, name: str, timeout_s: float) -> FleetStation:
@@ -181,8 +187,11 @@ class Fleet:
         )
         self._stations = tuple(
             FleetStation(spec, context, StationLog(self.directory / f"{spec.name}.log"), self._note_change)
+            if spec.url is None
+            else ElsewhereStation(spec, spec.url)
             for spec in self._specs
         )
+        self._children = tuple(station for station in self._stations if isinstance(station, FleetStation))
 
     async def _start_all(self) -> None:
         gate = asyncio.Semaphore(self._concurrency)
@@ -193,13 +202,13 @@ class Fleet:
 
         try:
             async with asyncio.timeout(self._fleet_timeout_s), asyncio.TaskGroup() as group:
-                for station in self._stations:
+                for station in self._children:
                     group.create_task(start(station), name=f"start {station.name}")
         except TimeoutError:
-            late = [s.name for s in self._stations if s.state is not StationState.READY]
+            late = [s.name for s in self._children if s.state is not StationState.READY]
             shown = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
             raise StationStartError(
-                f"fleet {self.name}: {len(late)} of {len(self._stations)} stations not ready within "
+                f"fleet {self.name}: {len(late)} of {len(self._children)} stations not ready within "
                 f"{self._fleet_timeout_s:g} s: {shown}{describe_log(self.station(late[0]).log_tail() if late else ())}",
                 station=late[0] if late else "",
             ) from None

@@ -1,4 +1,4 @@
-"""What a fleet is started from: stations with their roles, and the options all of them share. Pure values.
+"""How a station of a plan is started: the options all stations of a fleet share, command line, environment. Pure.
 
 `station_command` and `station_environment` are the only places that know how a station is spelled on a command line.
 The fleet's secret never appears there: stations read it from a file.
@@ -12,19 +12,15 @@ from pathlib import Path
 
 import msgspec
 
+from host.plan import StationSpec
+
 from .errors import FleetError
+
+DEFAULT_HOST = "127.0.0.1"
+MAX_PORT = 65535
 
 # A second BLAS thread beside another process on the same core turns microseconds into milliseconds.
 _BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-
-
-class StationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One station of a plan. `roles` as on the command line: `attn:0-14`, `embed:1/8`, `head`. `port` 0: any."""
-
-    name: str
-    roles: tuple[str, ...]
-    host: str = "127.0.0.1"
-    port: int = 0
 
 
 class StationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,19 +44,19 @@ class StationOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise FleetError(f"link delay is {self.link_delay_ms} ms, it cannot be negative")
 
 
-def check_specs(specs: tuple[StationSpec, ...]) -> None:
-    """Refuse an empty fleet, doubled names, names that are no file names, and stations without roles."""
-    if not specs:
-        raise FleetError("a fleet needs at least 1 station, the plan has 0")
-    seen: set[str] = set()
-    for spec in specs:
-        if not spec.name or not all(c.isalnum() or c in "-_." for c in spec.name) or spec.name.startswith("."):
-            raise FleetError(f"station name {spec.name!r}: letters, digits, '-', '_' and '.' are allowed")
-        if spec.name in seen:
-            raise FleetError(f"station name {spec.name!r} appears twice in the plan")
-        if not spec.roles:
-            raise FleetError(f"station {spec.name} has no roles")
-        seen.add(spec.name)
+def listen_address(spec: StationSpec) -> tuple[str, int]:
+    """Host and port a station is started on, from the plan's `host` (`HOST` or `HOST:PORT`); port 0 means any."""
+    text = spec.host or DEFAULT_HOST
+    if text.startswith("[") and "]" in text:
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    else:
+        host, port = text, ""
+    if port and not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
+        raise FleetError(f"station {spec.name}: port {port!r} of host {text!r} is not a number from 0 to {MAX_PORT}")
+    return host, int(port or 0)
 
 
 def station_command(
@@ -70,8 +66,8 @@ def station_command(
     return [
         *(python, "-P", "-m", "stations", "station"),
         *("--name", spec.name),
-        *("--roles", ",".join(spec.roles)),
-        *("--listen", f"{_bracketed(spec.host)}:{port}"),
+        *("--roles", spec.roles_text),
+        *("--listen", f"{_bracketed(listen_address(spec)[0])}:{port}"),
         *("--model", options.model),
         *("--token-file", str(token_file)),
         *("--kernels", options.kernels),

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from host.plan import StationSpec
+
 from .child import ChildProcess, ErrorLine, ReadyLine
 from .errors import StationStartError, describe_exit, describe_log
 from .logs import StationLog
-from .spec import StationOptions, StationSpec, station_command, station_environment
+from .spec import StationOptions, listen_address, station_command, station_environment
 
 
 class StationState(enum.StrEnum):
@@ -76,7 +78,7 @@ class FleetStation:
         self.state = StationState.NEW
         self.restarts = 0
         self._url = ""
-        self.port = spec.port
+        self.port = listen_address(spec)[1]
         self.exit_status: int | None = None  # of the last process that ended; negative: killed by that signal
         self._context = context
         self._log = log
@@ -89,7 +91,8 @@ class FleetStation:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return self.spec.roles
+        """As the station's command line spells them: `attn:0-14`."""
+        return tuple(str(role) for role in self.spec.roles)
 
     @property
     def pid(self) -> int:

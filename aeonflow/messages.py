@@ -19,6 +19,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     max_message_bytes: int = 64 << 20  # one assembled message
     max_calls: int = 1024  # calls in flight on a connection
     max_sessions: int = 4096
+    max_rows: int = 0  # rows of one pass (a prefill chunk) that fit every message; 0: not limited
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):

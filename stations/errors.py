@@ -1,0 +1,15 @@
+"""The errors of the stations that no wire error names: one root, messages with the numbers found and allowed."""
+
+from __future__ import annotations
+
+
+class StationsError(Exception):
+    """Root of what this package raises on purpose, beside the errors of the wire (`aeonflow.errors`)."""
+
+
+class LayoutError(StationsError):
+    """Weights whose type, shape or size the packed layout cannot hold."""
+
+
+class KernelError(StationsError):
+    """A kernel set cannot be made or used on this machine; the message names what is missing."""

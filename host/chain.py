@@ -1,0 +1,104 @@
+"""Chain: ids go in at the embed stations, each station sends on to the next, the head's parts answer the host.
+
+Encodes the passes and puts the answers of the head's parts together; where a pass travels in between is the
+stations' business (`aeonflow.route`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Items
+
+import numpy as np
+
+from aeonflow import bands
+from aeonflow.errors import BadTensorError
+from aeonflow.frames import HEADER_BYTES
+from aeonflow.messages import Route
+from aeonflow.tensors import PREFIX_BYTES, DType, Port, Tensor, options_byte, pack_tensors, unpack_tensors
+
+from .links import StationLink
+from .sequence import Answer, Pass, Sequence
+
+
+class ChainPassage:
+    """Passes along an installed route. `stale` counts answers that came for a past epoch or session."""
+
+    def __init__(self, route: Route, stations: Items[StationLink], vocab_size: int) -> None:
+        self.route = route
+        self.stale = 0
+        self._vocab_size = vocab_size
+        self._head_parts = sum(1 for c in route.carriers if c.role == "head")
+        self._embeds = [(stations[c.station], c.part) for c in route.carriers if c.role == "embed"]
+
+    def send(self, sequence: Sequence, one: Pass) -> None:
+        """Ids to every embed part."""
+        for station, part in self._embeds:
+            tensor = one.tensor(
+                layer=0,
+                port=Port.IDS,
+                options=options_byte(want=one.want, part=part),
+                dtype=DType.U32,
+                route=self.route.route,
+                hop=int(station.is_remote),
+                dim0=one.rows,
+                dim1=1,
+                data=one.ids,
+            )
+            station.send(bands.EMBED, pack_tensors([tensor]))
+
+    def receive(self, payload: bytes | bytearray | memoryview, sequences: Mapping[int, Sequence]) -> None:
+        """An answer of a head part; the last part completes the pass. Raises BadTensorError for nonsense."""
+        (tensor,) = unpack_tensors(payload)
+        sequence = sequences.get(tensor.session)
+        if sequence is None or not sequence.is_current(tensor.epoch):
+            self.stale += 1
+            return
+        last = last_position(tensor)
+        if self._head_parts == 1:
+            parts = [tensor]
+        else:
+            parts = sequence.partial.setdefault(last, [])
+            parts.append(tensor)
+            if len(parts) < self._head_parts:
+                return
+            del sequence.partial[last]
+        sequence.answered(join_parts(last, parts, self._vocab_size, num_bytes=self._host_bytes(sequence, parts)))
+
+    def _host_bytes(self, sequence: Sequence, parts: Items[Tensor]) -> int:
+        overhead = HEADER_BYTES + PREFIX_BYTES
+        if not self._embeds[0][0].is_remote:
+            return 0
+        sent = len(self._embeds) * (overhead + 4 * parts[0].rows)
+        return sent + sum(overhead + len(part.data) for part in parts)
+
+
+def last_position(answer: Tensor) -> int:
+    """Position of the last row that an answer (logits or acknowledgement) stands for."""
+    if answer.port == Port.TOKEN and answer.dtype == DType.U32 and answer.dim0 == answer.dim1 == 1:
+        return int.from_bytes(answer.data, "little") - 1
+    if answer.port == Port.LOGITS and answer.dtype == DType.F32:
+        return answer.first + answer.dim0 - 1
+    raise BadTensorError(f"a head answered with port {answer.port} dtype {answer.dtype} {answer.dim0}x{answer.dim1}")
+
+
+def join_parts(last: int, parts: Items[Tensor], vocab_size: int, *, num_bytes: int) -> Answer:
+    """One answer from the head's parts, their logits side by side in the order of the parts."""
+    hops = max(part.hop for part in parts)
+    if parts[0].port == Port.TOKEN:
+        return Answer(last, None, hops, num_bytes)
+    rows = [np.frombuffer(part.data, "<f4").reshape(part.dim0, part.dim1) for part in _in_order(parts)]
+    logits = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+    if logits.shape[1] != vocab_size:
+        widths = [part.dim1 for part in parts]
+        raise BadTensorError(f"logits of widths {widths} make {sum(widths)}, the vocabulary has {vocab_size}")
+    return Answer(last, logits, hops, num_bytes)
+
+
+def _in_order(parts: Items[Tensor]) -> list[Tensor]:
+    ordered = sorted(parts, key=_part)
+    if [part.part for part in ordered] != list(range(len(ordered))):
+        raise BadTensorError(f"head parts {[part.part for part in ordered]}: expected 0 to {len(ordered) - 1}, each once")
+    return ordered
+
+
+_part: Callable[[Tensor], int] = lambda tensor: tensor.part  # noqa: E731

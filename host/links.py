@@ -1,0 +1,240 @@
+"""The host's links to its stations: one persistent connection each, requests matched to replies, loss noticed.
+
+A request is sent under the host's own sequence and its reply reaches a callback straight from the reader, so that
+the hot path makes no task and no future. What is no reply (results of a chain, errors of a pass) goes to one
+handler for all stations. Knows nothing of sessions, plans or models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from aeonflow import bands
+from aeonflow.errors import (
+    AeonflowError,
+    DeadlineError,
+    LinkClosedError,
+    RemoteProtocolError,
+    StationLostError,
+    from_code,
+)
+from aeonflow.frames import Flags
+from aeonflow.link import Link, Message
+from aeonflow.messages import Hello, Reply, Request, WeightsRequest, decode_reply, decode_vent, encode
+from host.contracts import StationProcess
+from host.fleet.errors import describe_exit, describe_log
+
+CONTROL_TIMEOUT_S = 10.0  # open, resume, where, stats: a station answers those between two batches
+EXIT_NOTICE_S = 1.0  # after a connection broke, for the process to be reaped and its last words read
+EXIT_POLL_S = 0.01
+
+Pieces = Sequence[bytes | bytearray | memoryview]
+OnReply = Callable[[Message | AeonflowError], None]
+
+
+class Dial(Protocol):
+    """Opens the connection to one station, in whatever way it is reached."""
+
+    def __call__(
+        self,
+        url: str,
+        *,
+        on_message: Callable[[Message], None],
+        on_close: Callable[[AeonflowError | None], None],
+    ) -> Awaitable[Link]: ...
+
+
+class LinkState(enum.StrEnum):
+    DIALLING = "dialling"
+    READY = "ready"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+class StationLink:
+    """The connection to one station, over all its lives. `incarnation` counts the connections made."""
+
+    def __init__(
+        self,
+        index: int,
+        url: str,
+        dial: Dial,
+        *,
+        name: str = "",
+        process: StationProcess | None = None,
+        on_message: Callable[[StationLink, Message], None],
+        on_lost: Callable[[StationLink], None],
+    ) -> None:
+        self.index = index
+        self.name = name or url
+        self.state = LinkState.DIALLING
+        self.incarnation = 0
+        self.pid = 0
+        self.process = process
+        self.lost_error: StationLostError | None = None
+        self._given_url = url
+        self._dial = dial
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._link: Link | None = None
+        self._sequence = 0
+        self._pending: dict[int, tuple[int, OnReply]] = {}
+
+    @property
+    def url(self) -> str:
+        """Where the station is reached; a restarted process may have moved."""
+        return self.process.url if self.process is not None and self.process.url else self._given_url
+
+    @property
+    def link(self) -> Link:
+        """The live connection. Raises StationLostError when there is none."""
+        if self._link is None or self.state is not LinkState.READY:
+            raise self.lost_error or StationLostError(f"station {self.name} at {self.url} is not connected")
+        return self._link
+
+    @property
+    def hello(self) -> Hello:
+        """What the station said of itself at the last handshake."""
+        assert self._link is not None, "not dialled yet"
+        return self._link.remote
+
+    @property
+    def is_remote(self) -> bool:
+        """True when messages leave this process: such a crossing is a hop."""
+        return self._link is not None and self._link.transport != "memory"
+
+    async def dial(self, timeout_s: float) -> None:
+        """Connect and shake hands. Raises the link's error, or DeadlineError naming the station."""
+        self.state = LinkState.DIALLING
+        url = self.url
+        try:
+            async with asyncio.timeout(timeout_s):
+                link = await self._dial(url, on_message=self._received, on_close=self._closed)
+        except TimeoutError:
+            raise DeadlineError(f"station {self.name} at {url} did not answer within {timeout_s:g} s") from None
+        self._link = link
+        self.name = link.remote.name or self.name
+        self.pid = link.remote.pid
+        self.incarnation += 1
+        self.lost_error = None
+        self.state = LinkState.READY
+
+    def send(self, stream: int, pieces: Pieces) -> None:
+        """A one-way message under the next sequence."""
+        self._sequence = self._sequence + 1 & 0xFFFFFFFF
+        self.link.send(stream, self._sequence, pieces)
+
+    def request(self, stream: int, pieces: Pieces, on_reply: OnReply) -> None:
+        """A call; `on_reply` gets the reply or the error exactly once, from the reader. Raises if it cannot be sent."""
+        self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
+        self.link.send(stream, sequence, pieces)
+        self._pending[sequence] = (stream, on_reply)
+
+    def ask(self, request: Request | WeightsRequest, stream: int = bands.CONTROL) -> asyncio.Future[Message]:
+        """A call whose reply is awaited; the future fails with the station's typed error."""
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+        def settle(reply: Message | AeonflowError) -> None:
+            if future.done():
+                return
+            if isinstance(reply, AeonflowError):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+        try:
+            self.request(stream, [encode(request)], settle)
+        except AeonflowError as error:
+            future.set_exception(error)
+        return future
+
+    def tell(self, request: Request) -> None:
+        """A call whose reply nobody waits for; a station that is gone needs no telling."""
+        if self.state is LinkState.READY:
+            try:
+                self.request(bands.CONTROL, [encode(request)], _ignore_reply)
+            except LinkClosedError:
+                pass  # its loss is reported by on_close
+
+    async def close(self) -> None:
+        """Say goodbye and close; pending requests fail."""
+        self.state = LinkState.CLOSED
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close("done")
+        self._fail_pending(LinkClosedError(f"the link to station {self.name} was closed"))
+
+    async def explain_loss(self, error: AeonflowError | None) -> StationLostError:
+        """The error for a lost connection, with the exit status and last log lines once the process is reaped."""
+        what = f"station {self.name} at {self.url} is lost"
+        process = self.process
+        if process is None:
+            return StationLostError(f"{what}: {error}" if error else what)
+        for _ in range(int(EXIT_NOTICE_S / EXIT_POLL_S)):
+            if process.pid != self.pid:
+                break
+            await asyncio.sleep(EXIT_POLL_S)
+        if process.pid == self.pid:
+            return StationLostError(f"{what}: {error or 'connection closed'}; its process {self.pid} still runs")
+        return StationLostError(f"{what}: {describe_exit(process.exit_status)}{describe_log(tuple(process.log_tail()))}")
+
+    def _received(self, message: Message) -> None:
+        pending = self._pending.get(message.sequence)
+        if pending is None or pending[0] != message.stream:
+            self._on_message(self, message)
+            return
+        del self._pending[message.sequence]
+        pending[1](vent_error(message) if message.flags & Flags.VENT else message)
+
+    def _closed(self, error: AeonflowError | None) -> None:
+        if self.state is not LinkState.READY:
+            return
+        self.state = LinkState.LOST
+        self.lost_error = StationLostError(f"station {self.name} at {self.url} is lost" + (f": {error}" if error else ""))
+        self._on_lost(self)
+        self._fail_pending(self.lost_error)
+
+    def _fail_pending(self, error: AeonflowError) -> None:
+        pending, self._pending = self._pending, {}
+        for _, on_reply in pending.values():
+            on_reply(error)
+
+
+async def gather(
+    asked: Iterable[tuple[StationLink, asyncio.Future[Message]]], timeout_s: float, what: str
+) -> list[Reply]:
+    """The control replies, in order. Raises the first error found, or DeadlineError naming who has not answered."""
+    pairs = list(asked)
+    try:
+        _, late = await asyncio.wait([future for _, future in pairs], timeout=timeout_s)
+    finally:
+        for _, future in pairs:
+            if not future.done():
+                future.cancel()
+            elif not future.cancelled():
+                future.exception()  # seen: several may fail for one cause, and one is raised
+    if late:
+        names = ", ".join(station.name for station, future in pairs if future in late)
+        raise DeadlineError(f"no answer to {what} within {timeout_s:g} s from {names}")
+    return [_decode(station, future.result()) for station, future in pairs]
+
+
+def vent_error(message: Message) -> AeonflowError:
+    """The typed error that a VENT message carries, its text led by the station's name."""
+    vent = decode_vent(message.payload)
+    named = f"station {vent.station}: {vent.message}" if vent.station else vent.message
+    return from_code(vent.code, named)
+
+
+def _decode(station: StationLink, message: Message) -> Any:
+    try:
+        return decode_reply(message.payload)
+    except Exception as error:
+        raise RemoteProtocolError(f"station {station.name} sent a reply that is no control message: {error}") from error
+
+
+def _ignore_reply(reply: Message | AeonflowError) -> None:
+    return None

@@ -1,0 +1,175 @@
+"""Relay: the host makes every hop, request and reply a role: the oracle and the baseline that chains are held against.
+
+A pass is a generator of calls (`relay_steps`): pure, it yields what to ask whom and is sent the replies. The driver
+feeds it from the readers of the links, without a task a hop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence as Items
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from aeonflow import bands
+from aeonflow.errors import AeonflowError, BadTensorError
+from aeonflow.frames import HEADER_BYTES
+from aeonflow.link import Message
+from aeonflow.messages import Carrier, Route
+from aeonflow.route import holder, input_holders
+from aeonflow.tensors import DType, Port, Tensor, options_byte, pack_tensors, unpack_tensors
+
+from .chain import join_parts
+from .links import StationLink
+from .sequence import Answer, Pass, Sequence
+
+Data = bytes | bytearray | memoryview
+
+
+class Call(NamedTuple):
+    """One request to a station."""
+
+    carrier: Carrier
+    layer: int
+    inputs: tuple[tuple[Port, Data, int], ...]  # port, bytes, width
+
+
+class Output(NamedTuple):
+    """The tensors of a reply by port, and the hops they took."""
+
+    ports: Mapping[int, Tensor]
+    hop: int
+
+    def take(self, port: Port, call: Call) -> tuple[Port, Data, int]:
+        """An output as an input of the next call."""
+        tensor = self.ports.get(port)
+        if tensor is None or tensor.dtype != DType.F32:
+            raise BadTensorError(f"{call.carrier.role} of layer {call.layer} did not answer with f32 port {port.name}")
+        return port, tensor.data, tensor.dim1
+
+
+Steps = Generator[list[Call], list[Output], list[Tensor]]
+
+
+def relay_steps(route: Route, ids: bytes) -> Steps:
+    """The calls of one pass in order; what is yielded together may run at once. Returns the head parts' tensors."""
+    calls = [Call(c, 0, ((Port.IDS, ids, 1),)) for c in _parts(route, "embed")]
+    outputs = yield calls
+    x = _sum([output.take(Port.X, call) for output, call in zip(outputs, calls, strict=True)])
+    layer = 0
+    while layer < route.num_layers:
+        entry = input_holders(route, layer)[0]
+        call = Call(entry, layer, (x,))
+        (output,) = yield [call]
+        if entry.role == "block":
+            x = output.take(Port.X, call)
+            layer = entry.hi + 1
+            continue
+        h = output.take(Port.H, call)
+        call = Call(holder(route, "gate_up", layer), layer, (output.take(Port.N, call),))
+        (output,) = yield [call]
+        call = Call(holder(route, "down", layer), layer, (h, output.take(Port.U, call)))
+        (output,) = yield [call]
+        x = output.take(Port.X, call)
+        layer += 1
+    outputs = yield [Call(c, 0, (x,)) for c in input_holders(route, route.num_layers)]
+    return [next(iter(output.ports.values())) for output in outputs]
+
+
+class RelayPassage:
+    """Passes by request and reply."""
+
+    def __init__(self, route: Route, stations: Items[StationLink], vocab_size: int) -> None:
+        self.route = route
+        self._stations = stations
+        self._vocab_size = vocab_size
+
+    def send(self, sequence: Sequence, one: Pass) -> None:
+        """Start the pass; the replies carry it on."""
+        _Flight(self._stations, self._vocab_size, sequence, one, relay_steps(self.route, one.ids)).advance(None)
+
+
+class _Flight:
+    """One pass under way. `hop` is the number of crossings behind it."""
+
+    def __init__(
+        self, stations: Items[StationLink], vocab_size: int, sequence: Sequence, one: Pass, steps: Steps
+    ) -> None:
+        self._stations = stations
+        self._vocab_size = vocab_size
+        self._sequence = sequence
+        self._pass = one
+        self._steps = steps
+        self._outputs: list[Output | None] = []
+        self._missing = 0
+        self._hop = 0
+        self._num_bytes = 0
+
+    def advance(self, outputs: list[Output] | None) -> None:
+        """Make the next calls, or deliver the answer."""
+        try:
+            calls = next(self._steps) if outputs is None else self._steps.send(outputs)
+        except StopIteration as end:
+            answer = join_parts(self._pass.last, end.value, self._vocab_size, num_bytes=self._num_bytes)
+            self._sequence.answered(answer)
+            return
+        self._outputs = [None] * len(calls)
+        self._missing = len(calls)
+        for index, call in enumerate(calls):
+            self._request(index, call)
+
+    def _request(self, index: int, call: Call) -> None:
+        station = self._stations[call.carrier.station]
+        pieces = pack_tensors([self._tensor(call, station, *one) for one in call.inputs])
+        if station.is_remote:
+            self._num_bytes += HEADER_BYTES + sum(len(piece) for piece in pieces)
+        station.request(bands.ROLE_STREAMS[call.carrier.role], pieces, partial(self._replied, index, station))
+
+    def _tensor(self, call: Call, station: StationLink, port: Port, data: Data, width: int) -> Tensor:
+        one = self._pass
+        return one.tensor(
+            layer=call.layer,
+            port=port,
+            options=options_byte(want=one.want, part=call.carrier.part),
+            dtype=DType.U32 if port is Port.IDS else DType.F32,
+            route=0,
+            hop=self._hop + int(station.is_remote),
+            dim0=one.rows,
+            dim1=width,
+            data=data,
+        )
+
+    def _replied(self, index: int, station: StationLink, reply: Message | AeonflowError) -> None:
+        if not self._sequence.is_current(self._pass.epoch):
+            self._steps.close()
+            return
+        if isinstance(reply, AeonflowError):
+            self._sequence.failed(reply)
+            return
+        try:
+            tensors = unpack_tensors(reply.payload)
+            if station.is_remote:
+                self._num_bytes += HEADER_BYTES + len(reply.payload)
+            self._outputs[index] = Output({t.port: t for t in tensors}, tensors[0].hop)
+            self._missing -= 1
+            if not self._missing:
+                outputs = [output for output in self._outputs if output is not None]
+                self._hop = max(output.hop for output in outputs)
+                self.advance(outputs)
+        except AeonflowError as error:
+            self._sequence.failed(error)
+
+
+def _parts(route: Route, role: str) -> list[Carrier]:
+    return sorted((c for c in route.carriers if c.role == role), key=lambda c: c.part)
+
+
+def _sum(parts: list[tuple[Port, Data, int]]) -> tuple[Port, Data, int]:
+    """The embed parts' x added in the order of the parts: all but one are zero in each row, so the sum is exact."""
+    if len(parts) == 1:
+        return parts[0]
+    total = np.frombuffer(parts[0][1], "<f4").copy()
+    for _, data, _ in parts[1:]:
+        total += np.frombuffer(data, "<f4")
+    return Port.X, memoryview(total).cast("B"), parts[0][2]

@@ -1,0 +1,145 @@
+"""One session on the wire as the host sees it: epoch, base, rows sent and rows answered. Synchronous, no IO of its own.
+
+A pass leaves through a `Passage` (chain or relay) and comes back as an `Answer`; what belongs to an older epoch is
+dropped here. `length` counts the rows that every station is known to hold: a new epoch may begin there or below,
+never above, whatever was still under way.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence as Items
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from aeonflow.errors import AeonflowError, RemoteProtocolError
+from aeonflow.tensors import Kind, Port, Tensor, Want
+
+F32 = npt.NDArray[np.float32]
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """Rows `first` … `first + rows - 1` of a session on their way; `ids` are their tokens, u32 little-endian."""
+
+    session: int
+    epoch: int
+    base: int
+    first: int
+    rows: int
+    want: Want
+    ids: bytes
+
+    @property
+    def last(self) -> int:
+        return self.first + self.rows - 1
+
+    def tensor(
+        self, *, layer: int, port: Port, options: int, dtype: int, route: int, hop: int, dim0: int, dim1: int, data: Any
+    ) -> Tensor:
+        """A tensor of this pass. Rows below `first` are decided: without speculation they are also settled."""
+        return Tensor(
+            self.session, self.epoch, self.base, self.first, self.first, self.rows, layer, Kind.CANONICAL, port,
+            options, dtype, route, hop, dim0, dim1, data,
+        )  # fmt: skip
+
+
+class Answer(NamedTuple):
+    """What the head said of a pass: `logits` f32 [1 or rows, vocabulary], None for an acknowledgement.
+
+    `hops` one-way link crossings on the critical path, `num_bytes` of frames that crossed the host's own links.
+    """
+
+    last: int
+    logits: F32 | None
+    hops: int
+    num_bytes: int
+
+
+class Passage(Protocol):
+    """A way through the stations: the answer comes to `sequence.answered`, an error to `sequence.failed`."""
+
+    def send(self, sequence: Sequence, one: Pass) -> None:
+        """Send without waiting. Raises the link's error when the first message cannot be sent."""
+        ...
+
+
+class Sequence:
+    """One session. `tokens` are the ids of all rows sent, `length` how many of them are answered for."""
+
+    def __init__(self, session: int, passage: Passage, clock: Callable[[], float]) -> None:
+        self.session = session
+        self.epoch = 1
+        self.base = 0
+        self.tokens = array("I")
+        self.length = 0
+        self.max_positions = 0
+        self.incarnations: tuple[int, ...] = ()
+        self.is_closed = False
+        self.progress_s = 0.0
+        self.partial: dict[int, list[Tensor]] = {}
+        self.on_answer: Callable[[Answer], None] = _nobody_listens
+        self.on_error: Callable[[AeonflowError], None] = _nobody_cares
+        self._passage = passage
+        self._clock = clock
+        self._in_flight: deque[int] = deque()
+
+    @property
+    def oldest_in_flight(self) -> int | None:
+        """Last position of the oldest pass that is not answered, None when nothing is under way."""
+        return self._in_flight[0] if self._in_flight else None
+
+    def send(self, ids: Items[int], want: Want) -> None:
+        """The next rows, right behind those sent before."""
+        first = len(self.tokens)
+        packed = array("I", ids)
+        one = Pass(self.session, self.epoch, self.base, first, len(packed), want, packed.tobytes())
+        self.tokens.extend(packed)
+        if not self._in_flight:
+            self.progress_s = self._clock()
+        self._in_flight.append(one.last)
+        self._passage.send(self, one)
+
+    def restart(self, base: int) -> None:
+        """A new epoch from `base` on; rows at or above it are void, answers under way will be stale."""
+        if not 0 <= base <= self.length:
+            raise AssertionError(f"epoch with base {base} over {self.length} answered rows")
+        self.epoch += 1
+        self.base = self.length = base
+        del self.tokens[base:]
+        self._in_flight.clear()
+        self.partial.clear()
+
+    def is_current(self, epoch: int) -> bool:
+        """Does something of `epoch` still matter here?"""
+        return epoch == self.epoch and not self.is_closed
+
+    def answered(self, answer: Answer) -> None:
+        """An answer of this epoch: passes are answered in the order they were sent; a duplicate is dropped."""
+        if answer.last < self.length:
+            return
+        if not self._in_flight or answer.last != self._in_flight[0]:
+            expected = self._in_flight[0] if self._in_flight else "none"
+            self.failed(RemoteProtocolError(f"an answer for position {answer.last}, expected {expected}"))
+            return
+        self._in_flight.popleft()
+        self.length = answer.last + 1
+        self.progress_s = self._clock()
+        self.on_answer(answer)
+
+    def failed(self, error: AeonflowError) -> None:
+        """The passes under way will not be answered. The rows below `length` are still good."""
+        self._in_flight.clear()
+        self.partial.clear()
+        self.on_error(error)
+
+
+def _nobody_listens(answer: Answer) -> None:
+    return None
+
+
+def _nobody_cares(error: AeonflowError) -> None:
+    return None

@@ -1,0 +1,65 @@
+"""The three small documents of a model folder, and the bundle in which they travel together.
+
+`card.json` and `manifest.json` are canonical JSON; `tokenizer.json` is the tokenizers library's format. The bundle is
+CBOR {card: map, tokenizer: text, manifest: map}: enough for a host to work, and for a station to begin a folder that
+holds no weights yet.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cbor2
+import msgspec
+
+from .card import ModelCard
+from .errors import CorruptModelError
+from .manifest import Manifest, decode_manifest
+
+CARD_FILE = "card.json"
+TOKENIZER_FILE = "tokenizer.json"
+MANIFEST_FILE = "manifest.json"
+
+
+class Bundle(NamedTuple):
+    """Card, tokenizer (text of tokenizer.json) and manifest of one model."""
+
+    card: ModelCard
+    tokenizer_json: str
+    manifest: Manifest
+
+
+def encode_document(document: ModelCard | Manifest) -> bytes:
+    """Canonical JSON, readable: keys sorted, two spaces of indent, a newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2) + b"\n"
+
+
+def decode_card(data: bytes) -> ModelCard:
+    """The card of `card.json`; CorruptModelError names the field that is wrong."""
+    try:
+        return msgspec.json.decode(data, type=ModelCard)
+    except msgspec.DecodeError as error:
+        raise CorruptModelError(f"{CARD_FILE}: {error}") from error
+
+
+def encode_bundle(bundle: Bundle) -> bytes:
+    """CBOR of the bundle."""
+    return cbor2.dumps(
+        {
+            "card": msgspec.to_builtins(bundle.card),
+            "tokenizer": bundle.tokenizer_json,
+            "manifest": msgspec.to_builtins(bundle.manifest),
+        }
+    )
+
+
+def decode_bundle(data: bytes | memoryview) -> Bundle:
+    """The bundle of CBOR bytes from a peer, every field checked; raises CorruptModelError."""
+    try:
+        content = cbor2.loads(bytes(data))
+        card = msgspec.convert(content["card"], ModelCard)
+        manifest = decode_manifest(msgspec.json.encode(content["manifest"]))
+        tokenizer = msgspec.convert(content["tokenizer"], str)
+    except (cbor2.CBORDecodeError, msgspec.MsgspecError, KeyError, TypeError, UnicodeError) as error:
+        raise CorruptModelError(f"model bundle of {len(data)} bytes: {error}") from error
+    return Bundle(card, tokenizer, manifest)

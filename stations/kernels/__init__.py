@@ -1,0 +1,32 @@
+"""Kernel sets and how one is chosen. Importing this imports neither numba nor a kernel set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aeonflow.errors import UnsupportedError
+
+from ..models.roles import RoleSpan
+from .base import Backend, Span, vocab_range
+from .weights import Weights
+
+KERNEL_SETS = ("fast", "reference")
+
+__all__ = ["KERNEL_SETS", "Backend", "Span", "make_backend", "vocab_range"]
+
+
+def make_backend(name: str, folder: Weights, roles: Iterable[RoleSpan], threads: int = 1) -> Backend:
+    """The kernel set `name` over the roles' weights of a model folder.
+
+    `threads` is for `fast`; BLAS threads of `reference` are set by the environment before numpy is imported. Raises
+    UnsupportedError for an unknown name.
+    """
+    if name == "reference":
+        from .reference import ReferenceBackend
+
+        return ReferenceBackend(folder, roles)
+    if name == "fast":
+        from .fast import FastBackend
+
+        return FastBackend(folder, roles, threads)
+    raise UnsupportedError(f"kernels {name!r}: known are {', '.join(KERNEL_SETS)}")

@@ -6,7 +6,7 @@ stations' business (`aeonflow.route`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,20 +17,20 @@ from aeonflow.messages import Route
 from aeonflow.tensors import PREFIX_BYTES, DType, Port, Tensor, options_byte, pack_tensors, unpack_tensors
 
 from .links import StationLink
-from .sequence import Answer, Pass, Sequence
+from .sequence import Answer, Pass, TokenSequence
 
 
 class ChainPassage:
     """Passes along an installed route. `stale` counts answers that came for a past epoch or session."""
 
-    def __init__(self, route: Route, stations: Items[StationLink], vocab_size: int) -> None:
+    def __init__(self, route: Route, stations: Sequence[StationLink], vocab_size: int) -> None:
         self.route = route
         self.stale = 0
         self._vocab_size = vocab_size
         self._head_parts = sum(1 for c in route.carriers if c.role == "head")
         self._embeds = [(stations[c.station], c.part) for c in route.carriers if c.role == "embed"]
 
-    def send(self, sequence: Sequence, one: Pass) -> None:
+    def send(self, sequence: TokenSequence, one: Pass) -> None:
         """Ids to every embed part."""
         for station, part in self._embeds:
             tensor = one.tensor(
@@ -46,7 +46,7 @@ class ChainPassage:
             )
             station.send(bands.EMBED, pack_tensors([tensor]))
 
-    def receive(self, payload: bytes | bytearray | memoryview, sequences: Mapping[int, Sequence]) -> None:
+    def receive(self, payload: bytes | bytearray | memoryview, sequences: Mapping[int, TokenSequence]) -> None:
         """An answer of a head part; the last part completes the pass. Raises BadTensorError for nonsense."""
         (tensor,) = unpack_tensors(payload)
         sequence = sequences.get(tensor.session)
@@ -64,7 +64,7 @@ class ChainPassage:
             del sequence.partial[last]
         sequence.answered(join_parts(last, parts, self._vocab_size, num_bytes=self._host_bytes(sequence, parts)))
 
-    def _host_bytes(self, sequence: Sequence, parts: Items[Tensor]) -> int:
+    def _host_bytes(self, sequence: TokenSequence, parts: Sequence[Tensor]) -> int:
         overhead = HEADER_BYTES + PREFIX_BYTES
         if not self._embeds[0][0].is_remote:
             return 0
@@ -81,7 +81,7 @@ def last_position(answer: Tensor) -> int:
     raise BadTensorError(f"a head answered with port {answer.port} dtype {answer.dtype} {answer.dim0}x{answer.dim1}")
 
 
-def join_parts(last: int, parts: Items[Tensor], vocab_size: int, *, num_bytes: int) -> Answer:
+def join_parts(last: int, parts: Sequence[Tensor], vocab_size: int, *, num_bytes: int) -> Answer:
     """One answer from the head's parts, their logits side by side in the order of the parts."""
     hops = max(part.hop for part in parts)
     if parts[0].port == Port.TOKEN:
@@ -94,10 +94,12 @@ def join_parts(last: int, parts: Items[Tensor], vocab_size: int, *, num_bytes: i
     return Answer(last, logits, hops, num_bytes)
 
 
-def _in_order(parts: Items[Tensor]) -> list[Tensor]:
+def _in_order(parts: Sequence[Tensor]) -> list[Tensor]:
     ordered = sorted(parts, key=_part)
     if [part.part for part in ordered] != list(range(len(ordered))):
-        raise BadTensorError(f"head parts {[part.part for part in ordered]}: expected 0 to {len(ordered) - 1}, each once")
+        raise BadTensorError(
+            f"head parts {[part.part for part in ordered]}: expected 0 to {len(ordered) - 1}, each once"
+        )
     return ordered
 
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from aeonflow import bands
+from aeonflow.assembly import Message
 from aeonflow.errors import (
     AeonflowError,
     DeadlineError,
@@ -22,7 +23,7 @@ from aeonflow.errors import (
     from_code,
 )
 from aeonflow.frames import Flags
-from aeonflow.link import Link, Message
+from aeonflow.link import Link
 from aeonflow.messages import Hello, Reply, Request, WeightsRequest, decode_reply, decode_vent, encode
 from host.contracts import StationProcess
 from host.fleet.errors import describe_exit, describe_log
@@ -80,7 +81,6 @@ class StationLink:
         self._on_message = on_message
         self._on_lost = on_lost
         self._link: Link | None = None
-        self._sequence = 0
         self._pending: dict[int, tuple[int, OnReply]] = {}
 
     @property
@@ -124,13 +124,14 @@ class StationLink:
 
     def send(self, stream: int, pieces: Pieces) -> None:
         """A one-way message under the next sequence."""
-        self._sequence = self._sequence + 1 & 0xFFFFFFFF
-        self.link.send(stream, self._sequence, pieces)
+        link = self.link
+        link.send(stream, link.next_sequence(), pieces)
 
     def request(self, stream: int, pieces: Pieces, on_reply: OnReply) -> None:
         """A call; `on_reply` gets the reply or the error exactly once, from the reader. Raises if it cannot be sent."""
-        self._sequence = sequence = self._sequence + 1 & 0xFFFFFFFF
-        self.link.send(stream, sequence, pieces)
+        link = self.link
+        sequence = link.next_sequence()
+        link.send(stream, sequence, pieces)
         self._pending[sequence] = (stream, on_reply)
 
     def ask(self, request: Request | WeightsRequest, stream: int = bands.CONTROL) -> asyncio.Future[Message]:
@@ -165,21 +166,30 @@ class StationLink:
         link, self._link = self._link, None
         if link is not None:
             await link.close("done")
-        self._fail_pending(LinkClosedError(f"the link to station {self.name} was closed"))
+        self.fail_pending(LinkClosedError(f"the link to station {self.name} was closed"))
 
-    async def explain_loss(self, error: AeonflowError | None) -> StationLostError:
+    async def explain_loss(self) -> StationLostError:
         """The error for a lost connection, with the exit status and last log lines once the process is reaped."""
-        what = f"station {self.name} at {self.url} is lost"
+        assert self.lost_error is not None, "the link is not lost"
         process = self.process
         if process is None:
-            return StationLostError(f"{what}: {error}" if error else what)
+            return self.lost_error
         for _ in range(int(EXIT_NOTICE_S / EXIT_POLL_S)):
             if process.pid != self.pid:
                 break
             await asyncio.sleep(EXIT_POLL_S)
         if process.pid == self.pid:
-            return StationLostError(f"{what}: {error or 'connection closed'}; its process {self.pid} still runs")
-        return StationLostError(f"{what}: {describe_exit(process.exit_status)}{describe_log(tuple(process.log_tail()))}")
+            ended = f"its process {self.pid} still runs"
+        else:
+            ended = f"{describe_exit(process.exit_status)}{describe_log(tuple(process.log_tail()))}"
+        self.lost_error = StationLostError(f"{self.lost_error}; {ended}")
+        return self.lost_error
+
+    def fail_pending(self, error: AeonflowError) -> None:
+        """Every request under way fails with `error`."""
+        pending, self._pending = self._pending, {}
+        for _, on_reply in pending.values():
+            on_reply(error)
 
     def _received(self, message: Message) -> None:
         pending = self._pending.get(message.sequence)
@@ -193,14 +203,10 @@ class StationLink:
         if self.state is not LinkState.READY:
             return
         self.state = LinkState.LOST
-        self.lost_error = StationLostError(f"station {self.name} at {self.url} is lost" + (f": {error}" if error else ""))
+        self.lost_error = StationLostError(
+            f"station {self.name} at {self.url} is lost" + (f": {error}" if error else "")
+        )
         self._on_lost(self)
-        self._fail_pending(self.lost_error)
-
-    def _fail_pending(self, error: AeonflowError) -> None:
-        pending, self._pending = self._pending, {}
-        for _, on_reply in pending.values():
-            on_reply(error)
 
 
 async def gather(

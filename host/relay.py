@@ -6,23 +6,23 @@ feeds it from the readers of the links, without a task a hop.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence as Items
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from aeonflow import bands
+from aeonflow.assembly import Message
 from aeonflow.errors import AeonflowError, BadTensorError
 from aeonflow.frames import HEADER_BYTES
-from aeonflow.link import Message
 from aeonflow.messages import Carrier, Route
 from aeonflow.route import holder, input_holders
 from aeonflow.tensors import DType, Port, Tensor, options_byte, pack_tensors, unpack_tensors
 
 from .chain import join_parts
 from .links import StationLink
-from .sequence import Answer, Pass, Sequence
+from .sequence import Pass, TokenSequence
 
 Data = bytes | bytearray | memoryview
 
@@ -80,12 +80,12 @@ def relay_steps(route: Route, ids: bytes) -> Steps:
 class RelayPassage:
     """Passes by request and reply."""
 
-    def __init__(self, route: Route, stations: Items[StationLink], vocab_size: int) -> None:
+    def __init__(self, route: Route, stations: Sequence[StationLink], vocab_size: int) -> None:
         self.route = route
         self._stations = stations
         self._vocab_size = vocab_size
 
-    def send(self, sequence: Sequence, one: Pass) -> None:
+    def send(self, sequence: TokenSequence, one: Pass) -> None:
         """Start the pass; the replies carry it on."""
         _Flight(self._stations, self._vocab_size, sequence, one, relay_steps(self.route, one.ids)).advance(None)
 
@@ -94,7 +94,7 @@ class _Flight:
     """One pass under way. `hop` is the number of crossings behind it."""
 
     def __init__(
-        self, stations: Items[StationLink], vocab_size: int, sequence: Sequence, one: Pass, steps: Steps
+        self, stations: Sequence[StationLink], vocab_size: int, sequence: TokenSequence, one: Pass, steps: Steps
     ) -> None:
         self._stations = stations
         self._vocab_size = vocab_size
@@ -172,4 +172,4 @@ def _sum(parts: list[tuple[Port, Data, int]]) -> tuple[Port, Data, int]:
     total = np.frombuffer(parts[0][1], "<f4").copy()
     for _, data, _ in parts[1:]:
         total += np.frombuffer(data, "<f4")
-    return Port.X, memoryview(total).cast("B"), parts[0][2]
+    return Port.X, total.data.cast("B"), parts[0][2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence as Items
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -62,12 +62,12 @@ class Answer(NamedTuple):
 class Passage(Protocol):
     """A way through the stations: the answer comes to `sequence.answered`, an error to `sequence.failed`."""
 
-    def send(self, sequence: Sequence, one: Pass) -> None:
+    def send(self, sequence: TokenSequence, one: Pass) -> None:
         """Send without waiting. Raises the link's error when the first message cannot be sent."""
         ...
 
 
-class Sequence:
+class TokenSequence:
     """One session. `tokens` are the ids of all rows sent, `length` how many of them are answered for."""
 
     def __init__(self, session: int, passage: Passage, clock: Callable[[], float]) -> None:
@@ -79,6 +79,7 @@ class Sequence:
         self.max_positions = 0
         self.incarnations: tuple[int, ...] = ()
         self.is_closed = False
+        self.is_suspect = False  # overdue, and being looked into
         self.progress_s = 0.0
         self.partial: dict[int, list[Tensor]] = {}
         self.on_answer: Callable[[Answer], None] = _nobody_listens
@@ -92,7 +93,7 @@ class Sequence:
         """Last position of the oldest pass that is not answered, None when nothing is under way."""
         return self._in_flight[0] if self._in_flight else None
 
-    def send(self, ids: Items[int], want: Want) -> None:
+    def send(self, ids: Sequence[int], want: Want) -> None:
         """The next rows, right behind those sent before."""
         first = len(self.tokens)
         packed = array("I", ids)
@@ -112,6 +113,10 @@ class Sequence:
         del self.tokens[base:]
         self._in_flight.clear()
         self.partial.clear()
+
+    def use(self, passage: Passage) -> None:
+        """Another way through the stations from the next epoch on (a route was installed anew)."""
+        self._passage = passage
 
     def is_current(self, epoch: int) -> bool:
         """Does something of `epoch` still matter here?"""
@@ -135,6 +140,11 @@ class Sequence:
         self._in_flight.clear()
         self.partial.clear()
         self.on_error(error)
+
+    def failed_if_current(self, epoch: int, error: AeonflowError) -> None:
+        """`failed`, unless what the error is about has ended or been answered since."""
+        if self.is_current(epoch) and self._in_flight:
+            self.failed(error)
 
 
 def _nobody_listens(answer: Answer) -> None:

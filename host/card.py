@@ -1,0 +1,51 @@
+"""The model as a host knows it: the bundle that the embed station serves. A host reads no model file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cbor2
+import msgspec
+
+from aeonflow.errors import RemoteProtocolError
+
+from .text import TextModel
+
+
+class HostCard(msgspec.Struct, frozen=True):
+    """The fields of the model card that the host works with; sizes in elements."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    context_length: int
+    fingerprint: str
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that one row meets on its way: all matrices of the layers, and the head."""
+        attn = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        return self.num_layers * (attn + 3 * self.hidden_size * self.ffn_size) + self.vocab_size * self.hidden_size
+
+
+class ModelBundle(msgspec.Struct, frozen=True):
+    """Card and text side of one model."""
+
+    card: HostCard
+    text: TextModel
+
+
+def read_bundle(payload: bytes | bytearray | memoryview) -> ModelBundle:
+    """From the CBOR a station answered GetCard with: {card, tokenizer, manifest}. RemoteProtocolError if it is none."""
+    try:
+        content: dict[str, Any] = cbor2.loads(bytes(payload))
+        card = msgspec.convert(content["card"], HostCard)
+        text = TextModel.from_card(content["card"], content["tokenizer"])
+    except (cbor2.CBORDecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
+        raise RemoteProtocolError(f"a model bundle of {len(payload)} bytes that cannot be read: {error}") from error
+    return ModelBundle(card, text)

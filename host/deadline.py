@@ -1,0 +1,77 @@
+"""Deadlines of passes: which sessions wait too long, and which station holds the position back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from aeonflow.errors import AeonflowError, DeadlineError
+from aeonflow.messages import Carrier, Route, Where, Whereabouts, decode_reply
+
+from .links import StationLink
+from .sequence import TokenSequence
+
+WHERE_TIMEOUT_S = 2.0  # a station answers at once, even while it computes; who does not is the one to name
+
+
+def overdue(sequences: Iterable[TokenSequence], now: float, deadline_s: float) -> Iterator[TokenSequence]:
+    """Sessions whose oldest pass has had no answer for `deadline_s`, and that nobody looks into yet."""
+    for sequence in sequences:
+        if sequence.oldest_in_flight is not None and not sequence.is_suspect and now - sequence.progress_s > deadline_s:
+            yield sequence
+
+
+async def who_is_behind(
+    route: Route, stations: Sequence[StationLink], sequence: TokenSequence, deadline_s: float
+) -> DeadlineError:
+    """Ask every station how far it has passed the session on; the error names the first that has not."""
+    position = sequence.oldest_in_flight
+    asked = [station.ask(Where(sequence.session)) for station in stations]
+    done, _ = await asyncio.wait(asked, timeout=WHERE_TIMEOUT_S)
+    replies: dict[int, Whereabouts] = {}
+    for index, future in enumerate(asked):
+        if future not in done:
+            future.cancel()
+        elif not isinstance(future.exception(), AeonflowError):
+            reply = decode_reply(future.result().payload)
+            if isinstance(reply, Whereabouts):
+                replies[index] = reply
+    waited = f"no answer for position {position} within {deadline_s:g} s"
+    carrier = first_behind(route, (position or 0) + 1, replies)
+    if carrier is None:
+        return DeadlineError(f"{waited}, though every station says it passed it on")
+    name = stations[carrier.station].name
+    layers = "" if carrier.role in ("embed", "head") else f" of layers {carrier.lo}-{carrier.hi}"
+    if carrier.station not in replies:
+        return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) does not answer at all")
+    return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) has not passed it on")
+
+
+def first_behind(route: Route, end: int, replies: Mapping[int, Whereabouts]) -> Carrier | None:
+    """The first carrier, in the order of the pass, that has not sent on every row below `end`.
+
+    `replies` by the station's index in the route; who has not replied is behind.
+    """
+    for carrier, layer in _in_pass_order(route):
+        reply = replies.get(carrier.station)
+        if reply is None:
+            return carrier
+        passed = [
+            position
+            for role, at, position in reply.passed
+            if role == carrier.role and (at == layer or (role == "block" and carrier.lo <= at <= carrier.hi))
+        ]
+        if max(passed, default=0) < end:
+            return carrier
+    return None
+
+
+def _in_pass_order(route: Route) -> Iterator[tuple[Carrier, int]]:
+    """Every role of every layer as a pass meets them."""
+    yield from ((c, 0) for c in route.carriers if c.role == "embed")
+    for layer in range(route.num_layers):
+        for role in ("block", "attn", "gate_up", "down"):
+            for c in route.carriers:
+                if c.role == role and c.lo <= layer <= c.hi and (role != "block" or c.lo == layer):
+                    yield c, layer
+    yield from ((c, 0) for c in route.carriers if c.role == "head")

@@ -1,0 +1,348 @@
+"""The stations of one engine and the sessions open on them: dial, route, dispatch, open, resume, close, loss.
+
+Everything that arrives is dispatched here, in the readers' callbacks. A lost station fails the sessions that were
+under way, is dialled again until it is back, and a fresh route then joins it to the others; nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from aeonflow import bands
+from aeonflow.assembly import Message
+from aeonflow.errors import (
+    AeonflowError,
+    LinkClosedError,
+    RemoteProtocolError,
+    StationLostError,
+    VersionMismatchError,
+)
+from aeonflow.frames import Flags
+from aeonflow.messages import Cancel, Close, GetCard, InstallRoute, Open, Opened, Resume, Resumed, Route, decode_vent
+
+from .card import ModelBundle, read_bundle
+from .chain import ChainPassage
+from .deadline import overdue, who_is_behind
+from .errors import EngineClosedError
+from .links import CONTROL_TIMEOUT_S, LinkState, StationLink, gather, vent_error
+from .plan import Plan, to_route
+from .relay import RelayPassage
+from .sequence import TokenSequence
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+DIAL_TIMEOUT_S = 10.0
+BUNDLE_TIMEOUT_S = 30.0  # a large tokenizer over a slow link
+MAX_DIALS_AT_ONCE = 16
+REDIAL_FIRST_S, REDIAL_CAP_S = 0.05, 2.0
+LOSS_NOTICE_S = 1.5  # a neighbour may report a lost station before our own link to it breaks, with less to tell
+WATCH_PERIOD_S = 1.0
+
+
+class Network:
+    """See the module. `start` once, `close` once; between them `open`, `resume`, `cancel`, `close_session`."""
+
+    def __init__(
+        self,
+        *,
+        is_relay: bool,
+        deadline_s: float,
+        idle_s: float,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.stations: list[StationLink] = []
+        self.sequences: dict[int, TokenSequence] = {}
+        self.strays = 0  # messages that belong to nothing here
+        self.is_relay = is_relay
+        self.deadline_s = deadline_s
+        self.idle_s = idle_s
+        self.is_closed = False
+        self._clock = clock
+        self._rng = rng
+        self._next_session = rng.getrandbits(39) << 24 | 1  # stations may serve several hosts: ids must not meet
+        self._plan: Plan | None = None
+        self._bundle: ModelBundle | None = None
+        self._passage: ChainPassage | RelayPassage | None = None
+        self._ready = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._recovering: set[StationLink] = set()
+        self._watch_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def bundle(self) -> ModelBundle:
+        assert self._bundle is not None, "not started"
+        return self._bundle
+
+    @property
+    def plan(self) -> Plan:
+        assert self._plan is not None, "not started"
+        return self._plan
+
+    @property
+    def route(self) -> Route:
+        assert self._passage is not None, "not started"
+        return self._passage.route
+
+    @property
+    def is_ready(self) -> bool:
+        """Is every station connected and the route installed?"""
+        return self._ready.is_set()
+
+    @property
+    def stale(self) -> int:
+        """Answers dropped because they came for a past epoch or session."""
+        return self._passage.stale if isinstance(self._passage, ChainPassage) else 0
+
+    # Start and end.
+
+    async def start(self, stations: Sequence[StationLink], make_plan: Callable[[Sequence[StationLink]], Plan]) -> None:
+        """Dial all stations, check that they belong together, fetch the model's bundle, install the route."""
+        self.stations = list(stations)
+        gate = asyncio.Semaphore(MAX_DIALS_AT_ONCE)
+
+        async def dial(station: StationLink) -> None:
+            async with gate:
+                await station.dial(DIAL_TIMEOUT_S)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for station in self.stations:
+                    group.create_task(dial(station), name=f"dial {station.name}")
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        check_alike(self.stations)
+        self._plan = make_plan(self.stations)
+        await self._fetch_bundle()
+        await self._install_route()
+
+    async def close(self) -> None:
+        """End every session and task, say goodbye to every station. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+        for sequence in list(self.sequences.values()):
+            sequence.failed(EngineClosedError("the engine was left while this generation was running"))
+            self.close_session(sequence)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(station.close() for station in self.stations), return_exceptions=True)
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Until all stations are there. Raises StationLostError for the first that is not, after `timeout_s`."""
+        if self._ready.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        except TimeoutError:
+            for station in self.stations:
+                if station.state is not LinkState.READY:
+                    raise station.lost_error or StationLostError(f"station {station.name} is not connected") from None
+            raise StationLostError(f"the stations are not joined again after {timeout_s:g} s") from None
+
+    # Sessions.
+
+    async def open(self, max_positions: int) -> TokenSequence:
+        """A new session on every station, KV for `max_positions` reserved. Raises the first station's refusal."""
+        assert self._passage is not None, "not started"
+        if self.is_closed:
+            raise EngineClosedError("the engine has been left")
+        sequence = TokenSequence(self._next_session, self._passage, self._clock)
+        self._next_session += 1
+        sequence.max_positions = max_positions
+        sequence.incarnations = tuple(station.incarnation for station in self.stations)
+        self.sequences[sequence.session] = sequence
+        try:
+            await self._open_on(self.stations, sequence)
+        except BaseException:
+            self.close_session(sequence)
+            raise
+        self._watch()
+        return sequence
+
+    async def resume(self, sequence: TokenSequence, base: int) -> int:
+        """Make the rows below `base` valid again after stations came back; returns how many are (a new epoch's base).
+
+        Stations that are new to the session open it; all agree on the smallest number of rows that any still holds.
+        """
+        assert self._passage is not None, "not started"
+        now = tuple(station.incarnation for station in self.stations)
+        newcomers = [s for s, a, b in zip(self.stations, sequence.incarnations, now, strict=True) if a != b]
+        if newcomers:
+            await self._open_on(newcomers, sequence)
+        sequence.use(self._passage)
+        sequence.restart(min(base, sequence.length))
+        resume = Resume(sequence.session, sequence.epoch, sequence.base, self._route_id)
+        replies = await gather([(s, s.ask(resume)) for s in self.stations], CONTROL_TIMEOUT_S, "resume")
+        have = min(_expect(Resumed, reply).have for reply in replies)
+        sequence.incarnations = now
+        if have < sequence.base:
+            sequence.restart(have)
+        return sequence.base
+
+    def is_intact(self, sequence: TokenSequence) -> bool:
+        """Are all stations of the session still the connections it was opened on?"""
+        return sequence.incarnations == tuple(station.incarnation for station in self.stations)
+
+    def cancel(self, sequence: TokenSequence) -> None:
+        """Stop what is under way for a session that lives on: a new epoch, told to every station at once."""
+        sequence.restart(sequence.length)
+        for station in self.stations:
+            station.tell(Cancel(sequence.session, sequence.epoch, sequence.base))
+
+    def close_session(self, sequence: TokenSequence) -> None:
+        """Forget a session, here and at every station at once."""
+        if self.sequences.pop(sequence.session, None) is not None:
+            sequence.is_closed = True
+            for station in self.stations:
+                station.tell(Close(sequence.session))
+
+    async def _open_on(self, stations: Sequence[StationLink], sequence: TokenSequence) -> None:
+        opening = Open(sequence.session, self._route_id, sequence.max_positions, idle_s=self.idle_s)
+        replies = await gather([(s, s.ask(opening)) for s in stations], CONTROL_TIMEOUT_S, "open")
+        for reply in replies:
+            _expect(Opened, reply)
+
+    @property
+    def _route_id(self) -> int:
+        return 0 if self.is_relay else self.route.route
+
+    # What arrives.
+
+    def received(self, station: StationLink, message: Message) -> None:
+        """Everything that is no reply: answers of the chain, errors of passes."""
+        try:
+            if message.flags & Flags.VENT:
+                self._vented(station, message)
+            elif message.stream == bands.HEAD and isinstance(self._passage, ChainPassage):
+                self._passage.receive(message.payload, self.sequences)
+            else:
+                self.strays += 1
+        except AeonflowError as error:
+            self.strays += 1
+            logger.warning("station %s: %s", station.name, error)
+
+    def _vented(self, station: StationLink, message: Message) -> None:
+        vent = decode_vent(message.payload)
+        sequence = self.sequences.get(vent.session)
+        if sequence is None or not sequence.is_current(vent.epoch):
+            self.strays += 1
+            return
+        error = vent_error(message)
+        if isinstance(error, StationLostError | LinkClosedError):
+            asyncio.get_running_loop().call_later(LOSS_NOTICE_S, sequence.failed_if_current, vent.epoch, error)
+        else:
+            sequence.failed(error)
+
+    # Loss and return.
+
+    def lost(self, station: StationLink) -> None:
+        """A link broke: say why, fail what was under way, dial until the station is back."""
+        self._ready.clear()
+        if not self.is_closed and station not in self._recovering:
+            self._recovering.add(station)
+            self._spawn(self._recover(station), f"recover {station.name}")
+
+    async def _recover(self, station: StationLink) -> None:
+        error = await station.explain_loss()
+        station.fail_pending(error)
+        for sequence in list(self.sequences.values()):
+            if sequence.oldest_in_flight is not None:
+                sequence.failed(error)
+        delay_s = REDIAL_FIRST_S
+        while not await self._rejoin(station):
+            await asyncio.sleep(self._rng.uniform(0.0, delay_s))
+            delay_s = min(2.0 * delay_s, REDIAL_CAP_S)
+        self._recovering.discard(station)
+
+    async def _rejoin(self, station: StationLink) -> bool:
+        """One try to have the station back; the last one that comes back has the route installed."""
+        try:
+            if station.state is not LinkState.READY:
+                await station.dial(DIAL_TIMEOUT_S)
+                check_alike(self.stations)
+            if all(other.state is LinkState.READY for other in self.stations):
+                await self._install_route()
+        except AeonflowError as failure:
+            logger.info("station %s is not back yet: %s", station.name, failure)
+            return False
+        return True
+
+    async def _install_route(self) -> None:
+        """Install a fresh route on every station; with the last answer the network is ready."""
+        urls = [station.hello.advertise or station.url for station in self.stations]
+        route = to_route(self.plan, self._rng.getrandbits(31) | 1, urls)
+        vocab_size = self.bundle.card.vocab_size
+        if self.is_relay:
+            self._passage = RelayPassage(route, self.stations, vocab_size)
+        else:
+            asked = [(s, s.ask(InstallRoute(route, index))) for index, s in enumerate(self.stations)]
+            await gather(asked, CONTROL_TIMEOUT_S, "the installation of a route")
+            self._passage = ChainPassage(route, self.stations, vocab_size)
+        self._ready.set()
+
+    async def _fetch_bundle(self) -> None:
+        """The model's bundle, from the first station that embeds."""
+        index = next(i for i, s in enumerate(self.plan.stations) if any(r.name == "embed" for r in s.roles))
+        station = self.stations[index]
+        async with asyncio.timeout(BUNDLE_TIMEOUT_S):
+            reply = await station.ask(GetCard(), bands.WEIGHTS)
+        self._bundle = read_bundle(reply.payload)
+
+    # Deadlines.
+
+    def _watch(self) -> None:
+        """Look at what is under way once a period, as long as there are sessions."""
+        if self._watch_timer is None and self.sequences and not self.is_closed:
+            period_s = min(WATCH_PERIOD_S, self.deadline_s / 4)
+            self._watch_timer = asyncio.get_running_loop().call_later(period_s, self._look)
+
+    def _look(self) -> None:
+        self._watch_timer = None
+        for sequence in overdue(self.sequences.values(), self._clock(), self.deadline_s):
+            sequence.is_suspect = True
+            self._spawn(self._investigate(sequence), "deadline")
+        self._watch()
+
+    async def _investigate(self, sequence: TokenSequence) -> None:
+        epoch = sequence.epoch
+        error = await who_is_behind(self.route, self.stations, sequence, self.deadline_s)
+        sequence.is_suspect = False
+        sequence.failed_if_current(epoch, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed: %s", task.get_name(), error)
+
+
+def check_alike(stations: Sequence[StationLink]) -> None:
+    """VersionMismatchError, naming both values and stations, unless all serve the same model."""
+    known = [station for station in stations if station.incarnation]
+    for station in known:
+        if station.hello.fingerprint != known[0].hello.fingerprint:
+            raise VersionMismatchError(
+                f"station {known[0].name} serves the model {known[0].hello.fingerprint or 'unnamed'}, "
+                f"station {station.name} serves {station.hello.fingerprint or 'unnamed'}"
+            )
+
+
+def _expect(kind: type[R], reply: object) -> R:
+    if not isinstance(reply, kind):
+        raise RemoteProtocolError(f"a station answered with {type(reply).__name__}, expected {kind.__name__}")
+    return reply

@@ -11,7 +11,7 @@ from collections import defaultdict
 from aeonflow.errors import PlanError
 
 from .plan import Plan, StationSpec
-from .roles import GRAMMAR, SHARDED_ROLES, SUPPORTED, Role, require_runnable
+from .roles import GRAMMAR, SHARDED_ROLES, SUPPORTED, require_runnable
 
 TRISPLIT_ROLES = ("attn", "gate_up", "down")
 MAX_STATIONS = 4096  # a route is one control message; larger fleets would not fit beside the limits of a hello
@@ -49,18 +49,12 @@ def _check_names(plan: Plan) -> None:
 def _check_station(station: StationSpec, num_layers: int) -> None:
     if not station.roles:
         raise PlanError(f"station {station.name} has no role; roles are {GRAMMAR}")
-    seen: dict[str, Role] = {}
     for role in station.roles:
         require_runnable(role, f"station {station.name}")
         if role.hi >= num_layers:
             raise PlanError(
                 f"station {station.name}: {role} is outside the model, whose layers are 0 to {num_layers - 1}"
             )
-        if role.name in SHARDED_ROLES and role.name in seen:
-            raise PlanError(
-                f"station {station.name} carries {seen[role.name]} and {role}: one part of a role a station"
-            )
-        seen[role.name] = role
 
 
 def _check_layers(plan: Plan) -> None:

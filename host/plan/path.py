@@ -86,8 +86,11 @@ def chain_path(plan: Plan, geometry: Geometry, compute: ComputeSeconds, link: Li
             arrive(("host", 0, 0), carrier.station, HOST, _frame(_logits_bytes(geometry, carrier)), at, hops)
             finish = arrival[("host", 0, 0)]
             continue
+        sent: set[tuple[Port, int]] = set()  # two head parts on one station take x from one message
         for key, port, station in _edges(route, call):
-            arrive(key, carrier.station, station, _frame(_port_bytes(geometry, port)), at, hops)
+            size = 0 if (port, station) in sent else _frame(_port_bytes(geometry, port))
+            sent.add((port, station))
+            arrive(key, carrier.station, station, size, at, hops)
     return TokenPath(finish[1], total_bytes, finish[0])
 
 

@@ -51,10 +51,17 @@ def expand_preset(text: str, num_layers: int) -> Plan:
 
 
 def _solo(text: str, num_layers: int, suffixes: Suffixes) -> Plan:
-    if suffixes != Suffixes():
-        raise PlanError(f"plan {text!r}: solo is one station, shards need several; take layers:1 or trisplit")
-    roles = (Role("embed"), Role("block", 0, num_layers - 1), Role("head"))
+    """One station with every role; sharded ends are shards of one process, which shows that they change no bit."""
+    roles = (
+        *_parts("embed", suffixes.embed_shards),
+        Role("block", 0, num_layers - 1),
+        *_parts("head", suffixes.head_shards),
+    )
     return Plan(text, num_layers, (StationSpec("solo", roles),), embedded=True)
+
+
+def _parts(name: str, parts: int) -> tuple[Role, ...]:
+    return tuple(Role(name, part=part, parts=parts) for part in range(parts))
 
 
 def _layers(text: str, num_layers: int, count: int, suffixes: Suffixes) -> Plan:

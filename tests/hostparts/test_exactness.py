@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from host.errors import InvalidRequestError, UnsupportedOptionError
+from host.plan import effect_of, exactness, explain, mixed_numerics
+from host.plan.explain import CUT_LEVELS, MODEL_LEVELS, TABLE
+from host.result import Exactness
+
+
+def test_the_defaults_are_exact_in_both_senses() -> None:
+    options = {"plan": "trisplit", "route": "chain", "kernels": "fast", "threads": 2, "temperature": 0.7, "kv": "f32"}
+    assert exactness(options) == Exactness("exact", "exact")
+
+
+def test_reference_kernels_bound_the_cut() -> None:
+    assert exactness({"kernels": "reference", "route": "relay"}) == Exactness("bounded", "exact")
+
+
+def test_stations_with_different_numerics_bound_the_cut_and_the_reason_names_them() -> None:
+    ids = ["a" * 64, "b" * 64, ""]
+    assert exactness({"kernels": "fast"}, ids).cut == "bounded"
+    reason = mixed_numerics(ids)
+    assert reason is not None
+    assert "aaaaaaaaaaaa, bbbbbbbbbbbb differ" in reason
+    assert mixed_numerics(["a" * 64, "", "a" * 64]) is None
+
+
+def test_options_are_read_as_written_on_the_command_line() -> None:
+    assert effect_of("--prefill-chunk", 64).option == "prefill_chunk"
+    assert effect_of("coalesce", True).value == "on"
+    assert [e.option for e in explain({"kernels": "fast", "seed": None, "threads": 2})] == ["kernels", "threads"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "supported"),
+    [("kv", "q8", "f32"), ("pair_x", "draft", "off"), ("speculate", "model:tiny", "off"), ("volumes", "on", "off")],
+)
+def test_an_option_that_is_not_built_yet_is_refused_with_what_is(option: str, value: str, supported: str) -> None:
+    with pytest.raises(UnsupportedOptionError, match=f"not supported yet; supported is {supported}"):
+        exactness({option: value})
+
+
+def test_an_unknown_option_or_value_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="option 'beam' is unknown"):
+        effect_of("beam", 4)
+    with pytest.raises(InvalidRequestError, match="kernels 'cuda': allowed is fast, reference"):
+        effect_of("kernels", "cuda")
+
+
+def test_every_row_declares_both_answers() -> None:
+    assert {row.cut for row in TABLE} <= set(CUT_LEVELS)
+    assert {row.model for row in TABLE} <= set(MODEL_LEVELS)
+    assert len({(row.option, row.value) for row in TABLE}) == len(TABLE)
+    assert all(row.note for row in TABLE)

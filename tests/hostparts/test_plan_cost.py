@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from aeonflow.errors import PlanError
+from host.plan import (
+    Geometry,
+    Machine,
+    Plan,
+    StationSpec,
+    check,
+    make_plan,
+    parse_roles,
+    plan_cost,
+    weights_from_geometry,
+    weights_from_manifest,
+)
+
+SMOLLM2 = Geometry(30, 576, 9, 3, 64, 1536, 49_152, 8192)
+WEIGHTS = weights_from_geometry(SMOLLM2)
+FRAME = 10 + 48
+
+
+@pytest.mark.parametrize(
+    ("plan", "route", "hops"),
+    [
+        ("solo", "chain", 0),
+        ("solo", "relay", 0),
+        ("layers:1", "chain", 2),
+        ("layers:2", "chain", 3),
+        ("layers:30", "chain", 31),
+        ("layers:3+shards=8", "chain", 6),
+        ("trisplit", "chain", 93),
+        ("trisplit", "relay", 184),
+        ("trisplit+shards=8", "chain", 93),
+        ("trisplit+shards=8", "relay", 184),
+        ("trisplit:per-layer", "chain", 93),
+        ("trisplit:per-layer", "relay", 184),
+    ],
+)
+def test_hops_a_token_of_thirty_layers(plan: str, route: str, hops: int) -> None:
+    assert plan_cost(make_plan(plan, 30), SMOLLM2, WEIGHTS, route=route).hops_per_token == hops
+
+
+def test_bytes_of_a_token_are_those_of_the_frames_that_cross_processes() -> None:
+    hidden, ffn, logits = 4 * 576, 4 * 1536, 4 * 49_152
+    chain = plan_cost(make_plan("layers:2", 30), SMOLLM2, WEIGHTS)
+    assert chain.bytes_per_token == (FRAME + 4) + (FRAME + hidden) + (FRAME + logits)
+    trisplit = plan_cost(make_plan("trisplit", 30), SMOLLM2, WEIGHTS)
+    layer = 2 * (FRAME + hidden) + (FRAME + ffn) + (FRAME + hidden)
+    assert trisplit.bytes_per_token == (FRAME + 4) + (FRAME + hidden) + 30 * layer + (FRAME + logits)
+    relay = plan_cost(make_plan("trisplit", 30), SMOLLM2, WEIGHTS, route="relay")
+    relayed = (2 * FRAME + 3 * hidden + 48) + (2 * FRAME + hidden + ffn) + (2 * FRAME + 48 + 2 * hidden + ffn)
+    ends = (2 * FRAME + 4 + hidden) + (2 * FRAME + hidden + logits)
+    assert relay.bytes_per_token == 30 * relayed + ends
+
+
+def test_head_shards_on_one_station_take_x_from_one_message() -> None:
+    first = StationSpec("first", parse_roles("embed,block:0-29"))
+    ends = StationSpec("ends", parse_roles("head:0/2,head:1/2"))
+    cost = plan_cost(check(Plan("two heads", 30, (first, ends))), SMOLLM2, WEIGHTS)
+    assert cost.bytes_per_token == (FRAME + 4) + (FRAME + 4 * 576) + (2 * FRAME + 4 * 49_152)
+
+
+def test_time_of_a_token_follows_the_formulas() -> None:
+    machine = Machine(weights_byte_s=1e-10, call_s=1e-5, hop_s=2e-3)
+    n, latency = 30, machine.hop_s
+    compute = {
+        name: plan_cost(make_plan(name, n), SMOLLM2, WEIGHTS, machine=machine) for name in ("trisplit", "layers:5")
+    }
+    assert compute["trisplit"].token_s == pytest.approx((3 * n + 3) * latency + compute["trisplit"].compute_s)
+    assert compute["layers:5"].token_s == pytest.approx((5 + 1) * latency + compute["layers:5"].compute_s)
+    relay = plan_cost(make_plan("trisplit", n), SMOLLM2, WEIGHTS, route="relay", machine=machine)
+    assert relay.token_s == pytest.approx((6 * n + 4) * latency + relay.compute_s)
+
+
+def test_a_slow_link_adds_the_bytes_on_the_path() -> None:
+    machine = Machine(hop_s=0.0, link_byte_s=1e-6)
+    cost = plan_cost(make_plan("layers:2", 30), SMOLLM2, WEIGHTS, machine=machine)
+    assert cost.token_s == pytest.approx(cost.compute_s + cost.bytes_per_token * 1e-6)
+
+
+def test_memory_of_a_station_is_weights_kv_and_process() -> None:
+    cost = plan_cost(make_plan("trisplit", 30), SMOLLM2, WEIGHTS, context=1000, machine=Machine(process_bytes=7))
+    by_name = {station.name: station for station in cost.stations}
+    assert by_name["attn"].kv_bytes == 30 * 1000 * 2 * 3 * 64 * 4
+    assert by_name["down"].kv_bytes == 0
+    assert by_name["down"].weight_bytes == sum(WEIGHTS.down)
+    assert by_name["attn"].total_bytes == by_name["attn"].weight_bytes + by_name["attn"].kv_bytes + 7
+
+
+def test_a_context_beyond_the_model_is_refused() -> None:
+    with pytest.raises(PlanError, match="context 8193: the model holds 1 to 8192"):
+        plan_cost(make_plan("solo", 30), SMOLLM2, WEIGHTS, context=8193)
+
+
+def test_a_plan_slower_than_fewer_stations_is_warned_about() -> None:
+    slow = plan_cost(make_plan("trisplit", 30), SMOLLM2, WEIGHTS, machine=Machine(hop_s=20e-3))
+    assert len(slow.warnings) == 1
+    assert "with solo" in slow.warnings[0]
+    assert plan_cost(make_plan("solo", 30), SMOLLM2, WEIGHTS).warnings == ()
+    quick = Machine(hop_s=1e-6, call_s=0.0)
+    assert plan_cost(make_plan("trisplit", 30), SMOLLM2, WEIGHTS, machine=quick).warnings == ()
+
+
+def test_stations_that_do_not_fit_are_named_and_only_plans_that_fit_are_offered() -> None:
+    machine = Machine(hop_s=20e-3, process_bytes=1 << 20, memory_bytes=60 << 20)
+    cost = plan_cost(make_plan("layers:2", 30), SMOLLM2, WEIGHTS, context=1024, machine=machine)
+    assert [w.split(" needs ")[0] for w in cost.warnings] == ["station layers-0", "station layers-1"]
+    split = plan_cost(make_plan("trisplit:per-layer", 30), SMOLLM2, WEIGHTS, context=1024, machine=machine)
+    assert any("with layers:" in warning and "with solo" not in warning for warning in split.warnings)
+
+
+def test_shared_cores_bound_what_shards_and_sessions_gain() -> None:
+    alone = plan_cost(make_plan("trisplit+shards=8", 30), SMOLLM2, WEIGHTS)
+    shared = plan_cost(make_plan("trisplit+shards=8", 30), SMOLLM2, WEIGHTS, machine=Machine(cores=2))
+    assert shared.token_s > alone.token_s
+    assert shared.ceiling_tok_s == pytest.approx(2 / shared.compute_s)
+
+
+def test_an_unknown_route_is_refused() -> None:
+    with pytest.raises(PlanError, match="routes are chain and relay"):
+        plan_cost(make_plan("solo", 30), SMOLLM2, WEIGHTS, route="ring")
+
+
+def test_the_result_is_json() -> None:
+    cost = plan_cost(make_plan("layers:2", 30), SMOLLM2, WEIGHTS)
+    printed = json.loads(json.dumps(msgspec.to_builtins(cost)))
+    assert printed["stations"][1]["roles"] == "block:15-29,head"
+
+
+def test_sizes_come_from_the_manifest_and_a_tied_head_reads_embeds_file() -> None:
+    files = [{"role": "embed", "layer": 0, "bytes": 100}, {"role": "head", "layer": 0, "bytes": 3}]
+    files += [
+        {"role": role, "layer": layer, "bytes": 10 + layer} for role in ("attn", "gate_up", "down") for layer in (0, 1)
+    ]
+    sizes = weights_from_manifest({"tied_head": True, "files": files}, 2)
+    assert (sizes.embed, sizes.head, sizes.of_layer_role("block", 1)) == (100, 103, 33)
+    with pytest.raises(PlanError, match="no weights for attn of layer 2"):
+        weights_from_manifest({"tied_head": True, "files": files}, 3)
+
+
+def test_geometry_names_what_a_card_lacks() -> None:
+    card = {name: getattr(SMOLLM2, name) for name in Geometry.__struct_fields__}
+    assert Geometry.from_card(card | {"name": "x"}) == SMOLLM2
+    del card["ffn_size"]
+    with pytest.raises(PlanError, match="lacks ffn_size"):
+        Geometry.from_card(card)

@@ -34,6 +34,11 @@ ROLE_STREAMS: dict[str, int] = {
 }
 STREAM_ROLES: dict[int, str] = {stream: role for role, stream in ROLE_STREAMS.items()}
 
+# What a peer with the station key may send: forwarding, never control, weights or the entry of a chain.
+FORWARD_STREAMS: frozenset[int] = frozenset({HEAD, ATTN, GATE_UP, DOWN, BLOCK, FFN, KV_SLAB}) | frozenset(
+    range(SEED_FIRST, SEED_LAST + 1)
+)
+
 
 def is_seed(stream_id: int) -> bool:
     """True for the band of residual seeds."""

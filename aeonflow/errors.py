@@ -35,6 +35,12 @@ class FrameTooLargeError(LocalProtocolError):
     code = "too_large"
 
 
+class OversizeError(RemoteProtocolError):
+    """The peer sent, or announced, more bytes than the negotiated limit."""
+
+    code = "too_large"
+
+
 class VersionMismatchError(ProtocolError):
     """Hello carried another protocol version, model fingerprint or numerics id; both values are named."""
 
@@ -65,8 +71,20 @@ class CallError(AeonflowError):
     code = "call_failed"
 
 
+class CancelledCallError(CallError):
+    """The caller gave the call up; the callee stops work on it."""
+
+    code = "cancelled"
+
+
 class UnknownStreamError(CallError):
     code = "unknown_stream"
+
+
+class BadMessageError(CallError):
+    """A control message that does not decode, or is not one this stream takes."""
+
+    code = "bad_message"
 
 
 class UnknownSessionError(CallError):

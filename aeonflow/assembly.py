@@ -1,0 +1,133 @@
+"""Messages ↔ frames of one stream and sequence (`docs/protocol.md`, *Messages*).
+
+A message of at most 16,777,215 bytes is one frame with FIN; a larger one is cut into full frames, only the last with
+FIN. Reassembly is bounded before memory is reserved: by the size of one message, by what all unfinished messages of the
+connection hold together, and by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from . import bands
+from .errors import FrameTooLargeError, OversizeError, RemoteProtocolError
+from .frames import MAX_PAYLOAD_BYTES, Buffer, Flags, Frame, pack_header
+
+# Without it a peer could open a message under each of 2³² sequences and never end one.
+MAX_PARTIAL_MESSAGES = 64
+
+_ENDS_MESSAGE = Flags.FIN | Flags.VENT
+
+
+class Message(NamedTuple):
+    """An assembled message. `payload` may be kept: its buffer is not reused. `flags`: those of all its frames."""
+
+    stream: int
+    sequence: int
+    flags: Flags
+    payload: Buffer
+
+
+def cut_message(
+    stream: int,
+    sequence: int,
+    pieces: Buffer | Sequence[Buffer],
+    flags: Flags = Flags.FIN,
+    max_message_bytes: int = MAX_PAYLOAD_BYTES,
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+) -> list[bytes]:
+    """The packed frames of a message whose payload is `pieces` back to back. The pieces are copied, once.
+
+    FrameTooLargeError names the sizes when the payload is beyond `max_message_bytes`. FIN is moved to the last frame;
+    other flags stand on every frame.
+    """
+    if isinstance(pieces, bytes | bytearray | memoryview):
+        pieces = (pieces,)
+    size = sum(memoryview(piece).nbytes for piece in pieces)
+    if size > max_message_bytes:
+        raise FrameTooLargeError(
+            f"message of {size:,} bytes on stream {stream:04x}: this connection takes {max_message_bytes:,}"
+        )
+    if size <= max_payload_bytes:
+        return [b"".join((pack_header(stream, sequence, flags, size), *pieces))]
+    frames: list[bytes] = []
+    left = size
+    for chunk in _chunks(pieces, max_payload_bytes):
+        length = sum(len(part) for part in chunk)
+        left -= length
+        header = pack_header(stream, sequence, flags if not left else flags & ~Flags.FIN, length)
+        frames.append(b"".join((header, *chunk)))
+    return frames
+
+
+def _chunks(pieces: Iterable[Buffer], chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """Lists of views, `chunk_bytes` together (the last may be shorter), in order."""
+    chunk: list[memoryview] = []
+    room = chunk_bytes
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        while len(view):
+            chunk.append(view[:room])
+            view = view[room:]
+            room -= len(chunk[-1])
+            if not room:
+                yield chunk
+                chunk, room = [], chunk_bytes
+    if chunk:
+        yield chunk
+
+
+class Assembler:
+    """Collects frames into messages. One per connection and direction."""
+
+    def __init__(self, max_message_bytes: int, max_partial_messages: int = MAX_PARTIAL_MESSAGES) -> None:
+        self.max_message_bytes = max_message_bytes
+        self._max_partial_messages = max_partial_messages
+        self._partial: dict[tuple[int, int], tuple[bytearray, Flags]] = {}
+        self.partial_bytes = 0
+
+    @property
+    def num_partial(self) -> int:
+        return len(self._partial)
+
+    def receive(self, frame: Frame) -> Message | None:
+        """The message that `frame` completes, or None. OversizeError and RemoteProtocolError close the connection.
+
+        VENT ends a message in error: what came before under its sequence is dropped. A seed is always one frame.
+        """
+        key = (frame.stream_id, frame.sequence)
+        size = len(frame.payload)
+        held = self._partial.get(key)
+        if held is None:
+            if frame.flags & _ENDS_MESSAGE or bands.is_seed(frame.stream_id):
+                if size > self.max_message_bytes:
+                    raise self._oversize(frame, size)
+                return Message(frame.stream_id, frame.sequence, frame.flags, frame.payload)
+            if len(self._partial) >= self._max_partial_messages:
+                raise RemoteProtocolError(
+                    f"{len(self._partial) + 1} unfinished messages: at most {self._max_partial_messages} are held"
+                )
+            held = (bytearray(), Flags(0))
+        if frame.flags & Flags.VENT:
+            self._drop(key)
+            return Message(frame.stream_id, frame.sequence, frame.flags, frame.payload)
+        if self.partial_bytes + size > self.max_message_bytes:
+            raise self._oversize(frame, self.partial_bytes + size)
+        payload, flags = held[0], held[1] | frame.flags
+        payload += frame.payload  # copied: a view would pin the whole WebSocket message it came in
+        if frame.flags & Flags.FIN:
+            self._drop(key)
+            return Message(frame.stream_id, frame.sequence, flags, memoryview(payload))
+        self._partial[key] = (payload, flags)
+        self.partial_bytes += size
+        return None
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        payload, _ = self._partial.pop(key, (b"", Flags(0)))
+        self.partial_bytes -= len(payload)
+
+    def _oversize(self, frame: Frame, size: int) -> OversizeError:
+        return OversizeError(
+            f"message on stream {frame.stream_id:04x} of {size:,} bytes or more: allowed are {self.max_message_bytes:,}"
+        )

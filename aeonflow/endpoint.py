@@ -1,0 +1,231 @@
+"""How links are made: `connect`, `serve`, `memory_pair`."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl as ssl_module
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from .assembly import Message
+from .auth import Gatekeeper, Permission, check_token
+from .batcher import MAX_BATCH_BYTES
+from .errors import AeonflowError, LinkClosedError, LocalProtocolError
+from .frames import HEADER_BYTES, MAX_PAYLOAD_BYTES
+from .link import Link
+from .link_options import LinkOptions
+from .messages import Hello
+from .transport.base import Wire
+from .transport.choice import Transport, choose_transport
+from .transport.dial import make_target
+from .transport.gate import Admitted, Gate, GateRules
+from .transport.memory import MemoryWire
+
+OnMessage = Callable[[Message], None]
+OnClose = Callable[[AeonflowError | None], None]
+OnLink = Callable[[Link], None]
+
+MAX_UNAUTHENTICATED = 256  # sockets that have not shown a token yet
+MAX_LINKS = 4096
+BACKLOG = 256
+
+
+def wire_limit(max_message_bytes: int) -> int:
+    """The largest WebSocket message that can hold what the limit allows: one frame of it, or a full batch."""
+    return max(min(max_message_bytes, MAX_PAYLOAD_BYTES) + HEADER_BYTES, MAX_BATCH_BYTES)
+
+
+async def connect(
+    url: str,
+    *,
+    hello: Hello,
+    token: str,
+    transport: str = "auto",
+    on_message: OnMessage | None = None,
+    on_close: OnClose | None = None,
+    ssl: ssl_module.SSLContext | None = None,
+    link_delay_s: float = 0.0,
+    coalesce: bool = True,
+    options: LinkOptions = LinkOptions(),  # noqa: B008 — frozen
+) -> Link:
+    """Dial `url` (ws:// or wss://) and return the link once both hellos agree.
+
+    No proxy, no redirects. AuthenticationError for 401 and 403, VersionMismatchError for a hello that does not fit,
+    LinkClosedError when nobody answers in time, LocalProtocolError for a bad URL or token.
+    """
+    chosen = choose_transport(transport)
+    target = make_target(url, check_token(token), ssl, wire_limit(hello.limits.max_message_bytes), options.handshake_s)
+    wire = await chosen.dial(target)
+    options = msgspec.structs.replace(options, link_delay_s=link_delay_s, coalesce=coalesce)
+    link = _make_link(wire, hello, options, is_dialer=True)
+    if on_message is not None:
+        link.on_message = on_message
+    link.on_close = on_close
+    await _opened(link)
+    return link
+
+
+async def memory_pair(
+    hello_a: Hello,
+    hello_b: Hello,
+    *,
+    on_message_a: OnMessage | None = None,
+    on_message_b: OnMessage | None = None,
+    link_delay_s: float = 0.0,
+    coalesce: bool = True,
+    options: LinkOptions = LinkOptions(),  # noqa: B008 — frozen
+) -> tuple[Link, Link]:
+    """Two connected links in this process; `a` is the dialling side. Raises like `connect`."""
+    options = msgspec.structs.replace(options, link_delay_s=link_delay_s, coalesce=coalesce)
+    wire_a, wire_b = MemoryWire.pair(f"memory:{hello_a.name}", f"memory:{hello_b.name}")
+    a = _make_link(wire_a, hello_a, options, is_dialer=True)
+    b = _make_link(wire_b, hello_b, options, is_dialer=False)
+    for link, on_message in ((a, on_message_a), (b, on_message_b)):
+        if on_message is not None:
+            link.on_message = on_message
+    await _opened(a)
+    await _opened(b)
+    return a, b
+
+
+class Server:
+    """A listening socket and the links that came in by it."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        on_link: OnLink,
+        transport: Transport,
+        gatekeeper: Gatekeeper,
+        options: LinkOptions,
+        max_unauthenticated: int,
+        max_links: int,
+    ) -> None:
+        self.transport = transport.name
+        self.host = ""
+        self.port = 0
+        self.url = ""
+        self.links: set[Link] = set()
+        self.refused_links = 0  # admitted connections whose hello did not fit
+        self._hello = hello
+        self._on_link = on_link
+        self._upgrade = transport.upgrade
+        self._options = options
+        self._handshaking: set[Link] = set()
+        self._rules = GateRules(
+            gatekeeper,
+            self._admit,
+            lambda: len(self.links) + len(self._handshaking) >= max_links,
+            max_message_bytes=wire_limit(hello.limits.max_message_bytes),
+            handshake_s=options.handshake_s,
+            max_unauthenticated=max_unauthenticated,
+        )
+        self._server: asyncio.Server | None = None
+
+    @property
+    def num_unauthenticated(self) -> int:
+        return len(self._rules.waiting)
+
+    async def listen(self, host: str, port: int, ssl: ssl_module.SSLContext | None) -> None:
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                lambda: Gate(self._rules), host, port, ssl=ssl, backlog=BACKLOG
+            )
+        except OSError as error:
+            raise LinkClosedError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        self._server = server
+        self.host = host
+        self.port = server.sockets[0].getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"{'wss' if ssl else 'ws'}://{shown}:{self.port}"
+
+    async def close(self, code: str = "drain", reason: str = "the server is closing") -> None:
+        """Stop listening, say goodbye on every link, wait until all are gone."""
+        if self._server is not None:
+            self._server.close()
+        self._rules.close()
+        links = [*self.links, *self._handshaking]
+        await asyncio.gather(*(link.close(code, reason) for link in links))
+
+    def _admit(self, admitted: Admitted) -> None:
+        wire = self._upgrade(admitted)
+        if wire is None:
+            return
+        link = _make_link(
+            wire, self._hello, self._options, is_dialer=False, permission=admitted.permission, on_open=self._on_open
+        )
+        self._handshaking.add(link)
+        link.on_ended = self._forget
+
+    def _on_open(self, link: Link) -> None:
+        self._handshaking.discard(link)
+        self.links.add(link)
+        self._on_link(link)
+
+    def _forget(self, link: Link) -> None:
+        if link in self._handshaking:
+            self.refused_links += 1
+        self._handshaking.discard(link)
+        self.links.discard(link)
+
+
+async def serve(
+    host: str,
+    port: int,
+    *,
+    hello: Hello,
+    token: str,
+    on_link: OnLink,
+    transport: str = "auto",
+    ssl: ssl_module.SSLContext | None = None,
+    allowed_origins: Collection[str] = (),
+    insecure: bool = False,
+    link_delay_s: float = 0.0,
+    coalesce: bool = True,
+    max_unauthenticated: int = MAX_UNAUTHENTICATED,
+    max_links: int = MAX_LINKS,
+    options: LinkOptions = LinkOptions(),  # noqa: B008 — frozen
+) -> Server:
+    """Listen on `host`:`port` (0: any free port, told by `.port` and `.url`).
+
+    `on_link` is called with each link once its hello has come and fits, before its first message: set on_message and
+    on_close there. The token itself gives permission "full", `auth.station_key(token)` "forward". A host other than
+    loopback without TLS needs `insecure=True` (LocalProtocolError). LinkClosedError when the port is taken.
+    """
+    if ssl is None and not insecure and not is_loopback(host):
+        raise LocalProtocolError(f"{host}:{port} is not loopback: without TLS that needs insecure=True (--insecure)")
+    options = msgspec.structs.replace(options, link_delay_s=link_delay_s, coalesce=coalesce)
+    gatekeeper = Gatekeeper(token, allowed_origins)
+    server = Server(hello, on_link, choose_transport(transport), gatekeeper, options, max_unauthenticated, max_links)
+    await server.listen(host, port, ssl)
+    return server
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _make_link(
+    wire: Wire,
+    hello: Hello,
+    options: LinkOptions,
+    *,
+    is_dialer: bool,
+    permission: Permission = "full",
+    on_open: OnLink | None = None,
+) -> Link:
+    return Link(wire, hello, options, is_dialer=is_dialer, permission=permission, on_open=on_open)
+
+
+async def _opened(link: Link) -> None:
+    try:
+        await link.opened()
+    except BaseException:
+        await link.close("link_closed", "given up during the handshake")
+        raise

@@ -1,0 +1,68 @@
+"""The heartbeat of a link: one timer a connection that sends a beat and measures the peer's silence.
+
+Silence counts only while this side was awake: when the timer itself fires late (the process was stopped, or computed in
+the loop's thread), that time is not held against the peer, whose bytes may wait unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from .link_options import LinkOptions
+from .messages import Heartbeat
+
+
+class Heart:
+    """`beat` sends a heartbeat, `silent` is told the silence in seconds once it is too long."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        options: LinkOptions,
+        beat: Callable[[Heartbeat], None],
+        silent: Callable[[float], None],
+    ) -> None:
+        self.source: Callable[[], Heartbeat] = Heartbeat
+        self.remote = Heartbeat()
+        self._loop = loop
+        self._options = options
+        self._beat = beat
+        self._silent = silent
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard_at = loop.time()
+        self._beat_due = 0.0
+        self._due = 0.0
+
+    @property
+    def silence_s(self) -> float:
+        return self._loop.time() - self._heard_at
+
+    def heard(self) -> None:
+        """Something arrived from the peer."""
+        self._heard_at = self._loop.time()
+
+    def start(self) -> None:
+        self.heard()
+        self._beat_due = self._heard_at + self._options.heartbeat_s
+        self._schedule()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self) -> None:
+        self._due = min(self._beat_due, self._heard_at + self._options.silence_s)
+        self._timer = self._loop.call_at(self._due, self._tick)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._heard_at = min(now, self._heard_at + max(0.0, now - self._due))
+        if now - self._heard_at >= self._options.silence_s:
+            self._silent(now - self._heard_at)
+            return
+        if now >= self._beat_due:
+            self._beat_due = now + self._options.heartbeat_s
+            self._beat(self.source())
+        self._schedule()

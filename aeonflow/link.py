@@ -1,0 +1,422 @@
+"""One connection after its hello: the same object on both sides and on every transport (`docs/design.md`, *Link*).
+
+A link frames and batches what is sent, assembles what arrives, matches replies to calls, keeps the heartbeat, and
+closes on silence, on broken rules and on queues that overflow. It handles stream `0000` itself and vents streams that
+nobody here takes. Everything runs in the event loop's callbacks: no task a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+
+from . import bands
+from .assembly import Assembler, Message, cut_message
+from .auth import Permission
+from .batcher import FlowSendBatcher
+from .calls import FIRST_CALL_ID, CallTable
+from .errors import (
+    AeonflowError,
+    BadMessageError,
+    CallError,
+    CancelledCallError,
+    DeadlineError,
+    LinkClosedError,
+    NotForYouError,
+    OverloadedError,
+    ProtocolError,
+    RemoteProtocolError,
+    UnknownStreamError,
+    from_code,
+)
+from .frames import MAX_PAYLOAD_BYTES, Buffer, Flags, decode_frames
+from .handshake import MAX_CONNECTION_MESSAGE_BYTES, check_limits, negotiate, read_connection_message
+from .heartbeat import Heart
+from .link_options import CLOSE_CODES, ORDERLY_CODES, LinkOptions, LinkStats
+from .messages import Goodbye, Heartbeat, Hello, Limits, Vent, decode_vent, encode
+from .transport.base import Wire
+
+logger = logging.getLogger("aeonflow.link")
+
+
+class Link:
+    """See the module. Made by `connect`, `serve` and `memory_pair`; all methods belong to the event loop's thread.
+
+    `local`, `remote`: both hellos. `limits`: the smaller of both. `permission`: "full", or "forward" for a peer that
+    came with the station key. `on_message` is called in the reader for every message but those of stream 0000 and
+    replies to calls; an error it raises is vented to the sender, a ProtocolError closes the link. `on_close` is called
+    exactly once: with None after an orderly close from either side, else with the error. `accepted_streams`: when set,
+    messages on any other stream are vented here. `goodbye`: the peer's last words, once they came.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        hello: Hello,
+        options: LinkOptions,
+        *,
+        is_dialer: bool,
+        permission: Permission = "full",
+        on_open: Callable[[Link], None] | None = None,
+    ) -> None:
+        self.local = hello
+        self.limits: Limits = hello.limits
+        self.permission: Permission = permission
+        self.transport = wire.name
+        self.peer_url = wire.peer_url
+        self.accepted_streams: Collection[int] | None = None
+        self.on_message: Callable[[Message], None] = self._nobody_listens
+        self.on_close: Callable[[AeonflowError | None], None] | None = None
+        self.on_ended: Callable[[Link], None] | None = None  # for the server that keeps the link
+        self.goodbye: Goodbye | None = None
+        self._remote: Hello | None = None
+        self._loop = asyncio.get_running_loop()
+        self._wire = wire
+        self._options = options
+        self._on_open = on_open
+        self._stats = LinkStats()
+        self._is_closed = False
+        self._error: AeonflowError | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._opened.add_done_callback(lambda done: done.cancelled() or done.exception())  # only dialers await it
+        self._calls = CallTable(self._loop, is_dialer=is_dialer)
+        self._next_sequence = 0
+        self._drained: list[asyncio.Future[None]] = []
+        self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)
+        self._max_payload_bytes = MAX_CONNECTION_MESSAGE_BYTES  # until hello has come
+        self._batcher = FlowSendBatcher(self._write, coalesce=options.coalesce, schedule=self._loop.call_soon)
+        self._heart = Heart(self._loop, options, self._send_connection_message, self._silent)
+        self._hello_timer = self._loop.call_later(options.handshake_s, self._hello_late)
+        wire.set_high_water(options.high_water_bytes)
+        self._send_connection_message(hello)
+        self._batcher.flush()
+        wire.start(self)
+
+    # What the users of a link call.
+
+    @property
+    def remote(self) -> Hello:
+        """The peer's hello. LinkClosedError before it came."""
+        if self._remote is None:
+            raise LinkClosedError(f"{self.peer_url}: no hello has come")
+        return self._remote
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def is_suspected(self) -> bool:
+        """Nothing has arrived for longer than the suspicion time."""
+        return self._heart.silence_s > self._options.suspected_s
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the peer was last heard, while this side was awake to hear it."""
+        return self._heart.silence_s
+
+    @property
+    def remote_heartbeat(self) -> Heartbeat:
+        """The peer's last heartbeat: its queue length and the age of the batch it computes."""
+        return self._heart.remote
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes sent that have not left the process."""
+        return self._batcher.waiting_bytes + self._wire.waiting_bytes
+
+    @property
+    def calls_in_flight(self) -> int:
+        return len(self._calls)
+
+    @property
+    def stats(self) -> LinkStats:
+        """The counters as they are now; the same object each time."""
+        stats = self._stats
+        stats.frames_sent = self._batcher.frames
+        stats.late_replies = self._calls.late_replies
+        stats.delayed_messages, stats.delay_obtained_s = self._wire.delays()
+        return stats
+
+    def set_heartbeat(self, source: Callable[[], Heartbeat]) -> None:
+        """`source` is asked every beat for the queue length and the age of the running batch."""
+        self._heart.source = source
+
+    def next_sequence(self) -> int:
+        """The next number of this side's counter for one-way messages: 0 to 2³¹ − 1, then again."""
+        sequence = self._next_sequence
+        self._next_sequence = (sequence + 1) & (FIRST_CALL_ID - 1)
+        return sequence
+
+    def send(self, stream: int, sequence: int, pieces: Buffer | Sequence[Buffer], flags: Flags = Flags.FIN) -> None:
+        """Queue a message; copies `pieces` once and never blocks.
+
+        LinkClosedError on a closed link, FrameTooLargeError (nothing was sent) beyond the negotiated limit.
+        """
+        if self._is_closed:
+            raise self._closed()
+        for packed in cut_message(stream, sequence, pieces, flags, self.limits.max_message_bytes):
+            self._batcher.send_frame(packed)
+
+    def flush(self) -> None:
+        """Send what waits in the batcher now, not at the end of this turn."""
+        self._batcher.flush()
+
+    def vent(self, message: Message, error: AeonflowError, **where: int) -> None:
+        """Answer `message` with `error`; `where` fills session, epoch, kind, first, layer of the Vent."""
+        self.send_vent(message.stream, message.sequence, Vent(error.code, str(error), self.local.name, **where))
+
+    def send_vent(self, stream: int, sequence: int, vent: Vent) -> None:
+        """Send a typed error on any stream; does nothing on a closed link."""
+        if not self._is_closed:
+            self.send(stream, sequence, encode(vent), Flags.VENT | Flags.FIN)
+
+    async def call(self, stream: int, pieces: Buffer | Sequence[Buffer], *, timeout_s: float) -> Message:
+        """Send under a call id of its own and wait for the reply of the same id.
+
+        A VENT raises the error it names. DeadlineError after `timeout_s`; then, and when the caller is cancelled, the
+        peer is told to stop. OverloadedError at the negotiated number of calls in flight.
+        """
+        if self._is_closed:
+            raise self._closed()
+        sequence, reply = self._calls.open(stream, self.limits.max_calls)
+        timer = self._loop.call_later(timeout_s, self._call_late, stream, sequence, timeout_s)
+        try:
+            self.send(stream, sequence, pieces)
+            self._stats.calls += 1
+            message = await reply
+        except asyncio.CancelledError:
+            self._give_up(stream, sequence, CancelledCallError("the caller was cancelled"))
+            raise
+        finally:
+            timer.cancel()
+            self._calls.end(stream, sequence)
+        if message.flags & Flags.VENT:
+            raise read_vent(message)
+        return message
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until the bytes waiting are below the high-water mark. DeadlineError, LinkClosedError."""
+        self._batcher.flush()
+        deadline = self._loop.time() + timeout_s
+        while not self._is_closed and self._wire.waiting_bytes > self._options.high_water_bytes:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._drained.append(waiter)
+            done, _ = await asyncio.wait((waiter,), timeout=max(0.0, deadline - self._loop.time()))
+            if not done:
+                self._drained.remove(waiter)
+                raise DeadlineError(
+                    f"{self.peer_url}: {self._wire.waiting_bytes:,} bytes still waiting after {timeout_s} s, "
+                    f"high-water mark {self._options.high_water_bytes:,}"
+                )
+        if self._is_closed:
+            raise self._closed()
+
+    async def close(self, code: str = "done", reason: str = "") -> None:
+        """Say goodbye, send what waits, close; returns when the connection is gone. May be called again."""
+        self._shut(None if code in ORDERLY_CODES else from_code(code, reason), code, reason)
+        await asyncio.shield(self._lost)
+
+    async def opened(self) -> None:
+        """Wait for the peer's hello; raises why there was none."""
+        await asyncio.shield(self._opened)
+
+    # What the wire calls.
+
+    def on_data(self, message: Buffer) -> None:
+        """One WebSocket message: every frame is checked and assembled before anything is delivered."""
+        if self._is_closed:
+            return
+        self._heart.heard()
+        stats = self._stats
+        stats.messages_received += 1
+        stats.bytes_received += len(message)
+        try:
+            frames = decode_frames(message, self._max_payload_bytes)
+            stats.frames_received += len(frames)
+            receive = self._assembler.receive
+            complete = [whole for frame in frames if (whole := receive(frame)) is not None]
+            for whole in complete:
+                self._deliver(whole)
+        except AeonflowError as error:
+            self._fail(error)
+
+    def on_fault(self, error: AeonflowError, close_code: int) -> None:
+        self._fail(error, close_code)
+
+    def on_writable(self) -> None:
+        waiters, self._drained = self._drained, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def on_lost(self, error: AeonflowError | None) -> None:
+        if not self._is_closed:
+            self._finish(error or LinkClosedError(f"{self.peer_url}: the connection ended"))
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    def _deliver(self, message: Message) -> None:
+        if self._is_closed:
+            return
+        stream = message.stream
+        if stream == bands.CONNECTION:
+            self._on_connection_message(message)
+            return
+        if self._remote is None:
+            raise RemoteProtocolError(f"stream {stream:04x} before hello: the first frame must be a hello")
+        if self._calls.take(message):
+            return
+        try:
+            if self.permission == "forward" and stream not in bands.FORWARD_STREAMS:
+                raise NotForYouError(f"stream {stream:04x}: the station key permits forwarding only")
+            if self.accepted_streams is not None and stream not in self.accepted_streams:
+                raise UnknownStreamError(f"stream {stream:04x} is not one that {self.local.name!r} takes")
+            self.on_message(message)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            self._vent_for(message, error)
+
+    def _vent_for(self, message: Message, error: Exception) -> None:
+        """Turn what a handler raised into a VENT. A VENT is never answered with one, nor is a seed."""
+        if isinstance(error, msgspec.MsgspecError):
+            error = BadMessageError(f"message on stream {message.stream:04x} does not decode: {error}")
+        elif not isinstance(error, AeonflowError):
+            logger.error("handler of stream %04x failed", message.stream, exc_info=error)
+            error = AeonflowError(f"internal error on stream {message.stream:04x}: {type(error).__name__}")
+        if message.flags & Flags.VENT or bands.is_seed(message.stream):
+            self._stats.dropped += 1
+            return
+        self._stats.vented += 1
+        self.vent(message, error)
+
+    def _nobody_listens(self, message: Message) -> None:
+        raise UnknownStreamError(f"stream {message.stream:04x}: {self.local.name!r} takes no messages")
+
+    def _on_connection_message(self, message: Message) -> None:
+        content = read_connection_message(message.payload)
+        if isinstance(content, Hello):
+            self._on_hello(content)
+        elif isinstance(content, Goodbye):
+            self.goodbye = content
+            error: AeonflowError | None = None
+            if content.code not in ORDERLY_CODES:
+                error = from_code(content.code, content.reason)
+            elif self._remote is None:
+                error = LinkClosedError(f"{self.peer_url}: goodbye before hello: {content.reason or content.code}")
+            self._shut(error, "done", "")
+        elif self._remote is None:
+            raise RemoteProtocolError("heartbeat before hello: the first frame must be a hello")
+        else:
+            self._heart.remote = content
+
+    def _on_hello(self, remote: Hello) -> None:
+        if self._remote is not None:
+            raise RemoteProtocolError(f"second hello from {remote.kind} {remote.name!r}")
+        self._options.check(self.local, remote)
+        check_limits(remote.limits)
+        self._remote = remote
+        self.limits = negotiate(self.local.limits, remote.limits)
+        self._assembler.max_message_bytes = self.limits.max_message_bytes
+        self._max_payload_bytes = min(MAX_PAYLOAD_BYTES, self.limits.max_message_bytes)
+        self._hello_timer.cancel()
+        self._heart.start()
+        if self._on_open is not None:
+            try:
+                self._on_open(self)
+            except Exception as error:
+                logger.error("opening a link to %s failed", self.peer_url, exc_info=error)
+                raise AeonflowError(f"internal error while opening the link: {type(error).__name__}") from error
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    # Sending.
+
+    def _write(self, message: Buffer) -> None:
+        self._stats.messages_sent += 1
+        self._stats.bytes_sent += len(message)
+        self._wire.send(message)
+        waiting_bytes = self._wire.waiting_bytes
+        if waiting_bytes > self._options.max_outbound_bytes and not self._is_closed:
+            self._fail(
+                OverloadedError(
+                    f"{self.peer_url} does not read: {waiting_bytes:,} bytes waiting, "
+                    f"at most {self._options.max_outbound_bytes:,}"
+                )
+            )
+
+    def _send_connection_message(self, content: Hello | Heartbeat | Goodbye) -> None:
+        for packed in cut_message(bands.CONNECTION, 0, encode(content)):
+            self._batcher.send_frame(packed)
+
+    def _call_late(self, stream: int, sequence: int, timeout_s: float) -> None:
+        error = DeadlineError(f"{self.peer_url}: no reply on stream {stream:04x} within {timeout_s} s")
+        self._give_up(stream, sequence, error)
+
+    def _give_up(self, stream: int, sequence: int, error: AeonflowError) -> None:
+        self._calls.abandon(stream, sequence, error)
+        self.send_vent(stream, sequence, Vent(error.code, str(error), self.local.name))
+
+    # The end.
+
+    def _hello_late(self) -> None:
+        self._fail(LinkClosedError(f"{self.peer_url}: no hello within {self._options.handshake_s} s"))
+
+    def _silent(self, silence_s: float) -> None:
+        self._fail(LinkClosedError(f"{self.peer_url}: silent for {silence_s:.1f} s"))
+        self._wire.abort()  # a peer that does not read would hold the closing handshake up
+
+    def _fail(self, error: AeonflowError, close_code: int | None = None) -> None:
+        self._shut(error, error.code, str(error), close_code)
+
+    def _shut(self, error: AeonflowError | None, code: str, reason: str, close_code: int | None = None) -> None:
+        """Goodbye, flush, close frame; then everyone who waits on this link is told. Only the first call counts."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self.goodbye is None:
+            self._send_connection_message(Goodbye(code, reason))
+        self._batcher.close()
+        self._wire.close(close_code or CLOSE_CODES.get(code, CLOSE_CODES["internal"]), reason)
+        self._finish(error)
+
+    def _finish(self, error: AeonflowError | None) -> None:
+        self._is_closed = True
+        self._error = error
+        self._hello_timer.cancel()
+        self._heart.stop()
+        self._calls.fail_all(self._closed)
+        self.on_writable()
+        if not self._opened.done():
+            self._opened.set_exception(error or self._closed())
+        if self.on_ended is not None:
+            self.on_ended(self)
+        if self.on_close is not None:
+            try:
+                self.on_close(error)
+            except Exception as failure:
+                logger.error("on_close of %s failed", self.peer_url, exc_info=failure)
+
+    def _closed(self) -> LinkClosedError:
+        """A fresh error that says why the link closed."""
+        if isinstance(self._error, LinkClosedError):
+            return LinkClosedError(str(self._error))
+        why = str(self._error) if self._error is not None else "done"
+        if self._error is None and self.goodbye is not None:
+            why = self.goodbye.reason or self.goodbye.code
+        return LinkClosedError(f"{self.peer_url}: the connection is closed: {why}")
+
+
+def read_vent(message: Message) -> AeonflowError:
+    """The error that a VENT message carries, the station's name in front."""
+    try:
+        vent = decode_vent(message.payload)
+    except msgspec.MsgspecError as error:
+        return CallError(f"stream {message.stream:04x}: a VENT that does not decode: {error}")
+    station = f"{vent.station}: " if vent.station else ""
+    return from_code(vent.code, f"{station}{vent.message}")

@@ -1,0 +1,78 @@
+"""The small interface behind which every transport stands: whole binary messages in and out of one connection.
+
+A `Wire` never blocks and starts no task for a message; it calls its `Receiver` from the event loop's read callback.
+Transports know no frames and no hello: that is the link's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from ..errors import AeonflowError
+from ..frames import Buffer
+
+# RFC 6455: a close frame's payload is at most 125 bytes, two of them the code.
+MAX_CLOSE_REASON_BYTES = 123
+
+CLOSE_TIMEOUT_S = 1.0  # a peer that does not answer our close frame in this time is cut off
+
+# Above this many bytes not yet taken by the kernel a sender that calls drain() waits.
+HIGH_WATER_BYTES = 1 << 20
+
+
+class Receiver(Protocol):
+    """What a wire calls. `on_lost` comes exactly once, and nothing after it."""
+
+    def on_data(self, message: Buffer) -> None:
+        """One whole binary message; its buffer is not reused."""
+
+    def on_fault(self, error: AeonflowError, close_code: int) -> None:
+        """The peer broke a rule that the transport checks; the receiver closes the wire."""
+
+    def on_lost(self, error: AeonflowError | None) -> None:
+        """The connection is gone. `error` says why, None after a close that we started."""
+
+    def on_writable(self) -> None:
+        """The bytes waiting fell below the low-water mark."""
+
+
+class Wire(ABC):
+    """One established connection."""
+
+    name: str  # "memory", "websockets" or "picows"
+    peer_url: str
+
+    @abstractmethod
+    def start(self, receiver: Receiver) -> None:
+        """Begin to read; nothing is delivered before, and nothing from within this call."""
+
+    @abstractmethod
+    def send(self, message: Buffer) -> None:
+        """Hand over one whole binary message, in order. Silently dropped once closing has begun."""
+
+    @property
+    @abstractmethod
+    def waiting_bytes(self) -> int:
+        """Bytes handed over that have not left the process."""
+
+    @abstractmethod
+    def set_high_water(self, size_bytes: int) -> None:
+        """Above this many bytes waiting, `on_writable` follows once they have fallen well below it."""
+
+    def delays(self) -> tuple[int, float]:
+        """Messages held back by a link delay, and the seconds obtained together. (0, 0.0) without a delay."""
+        return 0, 0.0
+
+    @abstractmethod
+    def close(self, code: int, reason: str) -> None:
+        """Send what waits, then a close frame; `on_lost` follows within CLOSE_TIMEOUT_S."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Cut the connection now; what waits is lost."""
+
+
+def cut_reason(reason: str) -> str:
+    """`reason` cut to what a close frame holds, never inside a character."""
+    return reason.encode()[:MAX_CLOSE_REASON_BYTES].decode(errors="ignore")

@@ -1,0 +1,51 @@
+"""Which transport and which event loop: `auto` takes the faster one where it can be imported."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from ..errors import LocalProtocolError
+from . import websocket
+from .base import Wire
+from .dial import Dialler
+from .gate import Admitted
+
+TRANSPORTS = ("auto", "websockets", "picows")
+
+
+class Transport(NamedTuple):
+    """A transport's two entry points."""
+
+    name: str
+    dial: Dialler
+    upgrade: Callable[[Admitted], Wire | None]
+
+
+_WEBSOCKETS = Transport("websockets", websocket.dial, websocket.upgrade)
+
+
+def choose_transport(name: str = "auto") -> Transport:
+    """`auto` is picows where it can be imported, else websockets. LocalProtocolError for an unknown or missing one."""
+    if name not in TRANSPORTS:
+        raise LocalProtocolError(f"transport {name!r}: known are {', '.join(TRANSPORTS)}")
+    if name == "websockets":
+        return _WEBSOCKETS
+    try:
+        module = importlib.import_module(".picows", __package__)
+    except ImportError as error:
+        if name == "auto":
+            return _WEBSOCKETS
+        raise LocalProtocolError(f"transport 'picows' cannot be imported here: {error}") from None
+    return Transport("picows", module.dial, module.upgrade)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop event loop where uvloop can be imported, else asyncio's; a `loop_factory` for `asyncio.Runner`."""
+    try:
+        uvloop = importlib.import_module("uvloop")
+    except ImportError:
+        return asyncio.new_event_loop()
+    return cast(asyncio.AbstractEventLoop, uvloop.new_event_loop())

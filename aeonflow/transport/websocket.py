@@ -1,0 +1,246 @@
+"""The reference transport: the sans-IO core of the `websockets` library in an asyncio protocol of our own.
+
+The library does the RFC (handshake, masking, fragments, pings, close codes, sizes); this module moves bytes between it
+and a socket in callbacks, one read and one write a message. No compression is ever offered or accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import cast
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus, PayloadTooBig
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Event, Protocol, State
+from websockets.uri import parse_uri
+
+from ..errors import AeonflowError, LinkClosedError, OversizeError, RemoteProtocolError
+from ..frames import Buffer
+from .base import CLOSE_TIMEOUT_S, HIGH_WATER_BYTES, Receiver, Wire, cut_reason
+from .dial import Target, connection_failure, http_refusal
+from .gate import Admitted, set_no_delay
+
+
+class WebSocketWire(Wire, asyncio.Protocol):
+    """A connection whose handshake is done, on either side.
+
+    `events`: what the core has read behind the handshake. Nothing is read or delivered before `start`.
+    """
+
+    name = "websockets"
+
+    def __init__(self, core: Protocol, transport: asyncio.Transport, peer_url: str, events: Iterable[Event]) -> None:
+        self.peer_url = peer_url
+        self._core = core
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._early = list(events)
+        self._receiver: Receiver | None = None
+        self._fragments: bytearray | None = None
+        self._is_closing = False
+        self._is_lost = False
+        self._lost_error: AeonflowError | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+        transport.pause_reading()
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._loop.call_soon(self._read_on)
+
+    def send(self, message: Buffer) -> None:
+        if self._is_closing or self._core.state is not State.OPEN:
+            return
+        self._core.send_binary(message)
+        self._flush()
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def set_high_water(self, size_bytes: int) -> None:
+        self._transport.set_write_buffer_limits(high=size_bytes)
+
+    def close(self, code: int, reason: str) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._core.state is State.OPEN:
+            self._core.send_close(code, cut_reason(reason))
+            self._flush()
+        self._expect_end()
+
+    def abort(self) -> None:
+        self._is_closing = True
+        self._transport.abort()
+
+    # What asyncio calls.
+
+    def data_received(self, data: bytes) -> None:
+        self._core.receive_data(data)
+        events = self._core.events_received()
+        if self._receiver is None:
+            self._early += events
+        else:
+            self._handle(events)
+
+    def eof_received(self) -> None:
+        self._core.receive_eof()
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._core.receive_eof()  # idempotent; it settles how the connection ended
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._is_lost = True
+        self._lost_error = self._why_lost(exc)
+        if self._receiver is not None:
+            self._receiver.on_lost(self._lost_error)
+
+    def resume_writing(self) -> None:
+        if self._receiver is not None:
+            self._receiver.on_writable()
+
+    def _read_on(self) -> None:
+        early, self._early = self._early, []
+        self._handle(early)
+        if self._is_lost and self._receiver is not None:
+            self._receiver.on_lost(self._lost_error)
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _handle(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Frame):
+                self._receive(event)
+        self._flush()  # pongs and close frames that the core answers with
+        if self._core.close_expected():
+            self._expect_end()
+
+    def _receive(self, frame: Frame) -> None:
+        receiver, opcode = self._receiver, frame.opcode
+        if receiver is None:
+            return
+        if opcode is Opcode.BINARY and frame.fin:
+            receiver.on_data(frame.data)
+        elif opcode is Opcode.BINARY:
+            self._fragments = bytearray(frame.data)
+        elif opcode is Opcode.CONT and self._fragments is not None:
+            self._fragments += frame.data
+            if frame.fin:
+                message, self._fragments = self._fragments, None
+                receiver.on_data(message)
+        elif opcode is Opcode.TEXT:
+            receiver.on_fault(RemoteProtocolError("text message: only binary messages are allowed"), 1003)
+
+    def _flush(self) -> None:
+        writes = self._core.data_to_send()
+        if not writes or self._transport.is_closing():
+            return
+        data = writes[0] if len(writes) == 1 else b"".join(writes)
+        if data:
+            self._transport.write(data)
+        if not writes[-1]:  # the core's sign that the stream ends here
+            self._transport.close()
+
+    def _expect_end(self) -> None:
+        if self._close_timer is None:
+            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def _why_lost(self, exc: Exception | None) -> AeonflowError | None:
+        broken = self._core.parser_exc
+        if isinstance(broken, PayloadTooBig):
+            return OversizeError(f"{self.peer_url}: {broken}")
+        if broken is not None and not isinstance(broken, EOFError):
+            return RemoteProtocolError(f"{self.peer_url}: {broken}")
+        received = self._core.close_rcvd
+        if received is not None and self._core.close_rcvd_then_sent:
+            return LinkClosedError(f"{self.peer_url} closed the connection: {received.code} {received.reason}".rstrip())
+        if self._is_closing:
+            return None
+        return LinkClosedError(f"{self.peer_url}: the connection broke{f': {exc}' if exc else ''}")
+
+
+class _Handshake(asyncio.Protocol):
+    """The client's side of the upgrade; its wire takes the transport over afterwards."""
+
+    def __init__(self, core: ClientProtocol, target: Target) -> None:
+        self.done: asyncio.Future[WebSocketWire] = asyncio.get_running_loop().create_future()
+        self._core = core
+        self._target = target
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        set_no_delay(transport)
+        request = self._core.connect()
+        request.headers.update(self._target.headers)
+        self._core.send_request(request)
+        self._transport.write(b"".join(self._core.data_to_send()))
+
+    def data_received(self, data: bytes) -> None:
+        self._core.receive_data(data)
+        self._progress()
+
+    def eof_received(self) -> None:
+        self._core.receive_eof()
+        self._progress()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(LinkClosedError(f"{self._target.url}: closed during the handshake"))
+
+    def _progress(self) -> None:
+        events = self._core.events_received()
+        error = self._core.handshake_exc
+        if self.done.done() or self._transport is None or not (events or error):
+            return
+        url = self._target.url
+        if error is None:
+            wire = WebSocketWire(self._core, self._transport, url, events[1:])
+            self._transport.set_protocol(wire)
+            self.done.set_result(wire)
+            return
+        self._transport.abort()
+        if isinstance(error, InvalidStatus):
+            body = bytes(error.response.body).decode(errors="replace")
+            self.done.set_exception(http_refusal(url, error.response.status_code, body))
+        else:
+            self.done.set_exception(LinkClosedError(f"{url}: no WebSocket answers: {error}"))
+
+
+async def dial(target: Target) -> Wire:
+    """Connect without proxy or redirects. AuthenticationError for 401 and 403, LinkClosedError for all else."""
+    core = ClientProtocol(parse_uri(target.url), max_size=target.max_message_bytes)
+    transport: asyncio.Transport | None = None
+    wire: WebSocketWire | None = None
+    try:
+        async with asyncio.timeout(target.timeout_s):
+            transport, handshake = await asyncio.get_running_loop().create_connection(
+                lambda: _Handshake(core, target), target.host, target.port, ssl=target.ssl
+            )
+            wire = await handshake.done
+            return wire
+    except TimeoutError:
+        raise LinkClosedError(f"{target.url}: no answer to the handshake within {target.timeout_s} s") from None
+    except OSError as error:
+        raise connection_failure(target.url, error) from None
+    finally:
+        if wire is None and transport is not None:
+            transport.abort()
+
+
+def upgrade(admitted: Admitted) -> Wire | None:
+    """Finish the handshake of a connection that passed the gate; None when it asked for no proper upgrade."""
+    core, transport = admitted.core, admitted.transport
+    response = core.accept(admitted.request)
+    core.send_response(response)
+    transport.write(b"".join(core.data_to_send()))
+    if response.status_code != 101:
+        transport.close()
+        return None
+    wire = WebSocketWire(core, transport, admitted.peer_url, core.events_received())
+    transport.set_protocol(wire)
+    return wire

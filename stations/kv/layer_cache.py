@@ -198,7 +198,7 @@ class LayerKvCache:
         table[Header.SEQ] = self.seq_len
         table[Header.KV_HEADS] = self.num_kv_heads
         table[Header.PADDED_DIM] = padded(self.head_dim)
-        table[Header.IMPORTANCE] = 0
+        table[Header.HEAD_DIM] = self.head_dim
         table[Header.SEGMENTS] = self._store.describe(table[HEADER_FIELDS:])
 
     # Attention

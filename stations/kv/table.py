@@ -25,7 +25,7 @@ class Header(IntEnum):
     KV_HEADS = 1
     PADDED_DIM = 2  # head_dim rounded up to a multiple of 16
     SEGMENTS = 3
-    IMPORTANCE = 4  # address of f32 [capacity], or 0 when no importance is kept
+    HEAD_DIM = 4
 
 
 class Segment(IntEnum):

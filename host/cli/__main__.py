@@ -1,0 +1,5 @@
+"""`python -m host.cli`, the same as `aeonflow`."""
+
+from . import main
+
+main()

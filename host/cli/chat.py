@@ -1,0 +1,83 @@
+"""`aeonflow chat`: a conversation in the terminal. History and KV stay in one session; Ctrl-C stops the answer only."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import (
+    Coalesce,
+    Fleet,
+    KernelsOption,
+    LinkDelay,
+    MaxTokens,
+    MinP,
+    Model,
+    Plan,
+    PrefillChunk,
+    RouteOption,
+    Seed,
+    Stop,
+    Temperature,
+    Threads,
+    TokenFile,
+    TopK,
+    TopP,
+    TransportOption,
+)
+
+
+def chat(
+    model: Model = None,
+    plan: Plan = None,
+    route: RouteOption = None,
+    kernels: KernelsOption = None,
+    threads: Threads = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    stop: Stop = None,
+    prefill_chunk: PrefillChunk = None,
+    transport: TransportOption = None,
+    link_delay_ms: LinkDelay = None,
+    coalesce: Coalesce = None,
+    fleet: Fleet = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Talk with the model. /help, /reset and /quit; Ctrl-C stops an answer, Ctrl-D leaves.
+
+    Without a terminal each line of stdin is one message.
+    """
+    from .conversation import converse
+    from .engine import DEFAULT_PLAN, EngineRequest, given, prepare_engine
+
+    request = EngineRequest(
+        model=model,
+        plan=plan,
+        route=route,
+        kernels=kernels,
+        threads=threads,
+        transport=transport,
+        link_delay_ms=link_delay_ms,
+        coalesce=coalesce,
+        fleet=fleet,
+        token_file=token_file,
+    )
+    keywords = given(
+        dict(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            stop=stop,
+            prefill_chunk=prefill_chunk,
+        )
+    )
+    converse(prepare_engine(request), fleet or plan or DEFAULT_PLAN, system=system, keywords=keywords)

@@ -1,0 +1,77 @@
+"""Station verbs run as children: `python -m stations VERB …`, JSON lines on stdout, the log on stderr.
+
+The host never imports station code; this is how its commands reach it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from .failure import CommandFailedError
+
+MAX_LOG_LINE_CHARS = 300
+
+
+def station_command(verb: str, arguments: Sequence[str]) -> list[str]:
+    """The command line of a verb; `-P` keeps the working directory out of the module search."""
+    return [sys.executable, "-P", "-m", "stations", verb, *arguments]
+
+
+def run_verb(
+    verb: str, arguments: Sequence[str], *, on_progress: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Run a verb to its end; returns its `result` event.
+
+    Errors: CommandFailedError with the child's own error event, or its exit status and last log line.
+    Ctrl-C ends the child too: it shares the terminal.
+    """
+    result: dict[str, Any] | None = None
+    error = ""
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(
+            station_command(verb, arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+        )
+        with child:
+            assert child.stdout is not None
+            try:
+                for line in child.stdout:
+                    event = _decoded(line)
+                    kind = event.get("event")
+                    if kind == "progress" and on_progress is not None:
+                        on_progress(event)
+                    elif kind == "result":
+                        result = event
+                    elif kind == "error":
+                        error = str(event.get("message", ""))
+            except BaseException:
+                child.terminate()
+                raise
+        if result is not None and child.returncode == 0:
+            return result
+        raise CommandFailedError(error or f"{verb}: {_ending(child.returncode)}{_last_line(log)}")
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    try:
+        event = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _ending(status: int) -> str:
+    from host.fleet.errors import describe_exit
+
+    return f"the child gave no result ({describe_exit(status)})"
+
+
+def _last_line(log: Any) -> str:
+    log.seek(0)
+    lines = log.read().decode("utf-8", "replace").strip().splitlines()
+    return f"; last log line: {lines[-1].strip()[:MAX_LOG_LINE_CHARS]}" if lines else ""

@@ -1,0 +1,81 @@
+"""An engine for `run` and `chat`: started for this command, or connected to a fleet that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .failure import UsageError
+from .model import ready_model
+from .target import find_target
+
+if TYPE_CHECKING:
+    from host.engine import Engine
+
+DEFAULT_PLAN = "solo"
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of `run` and `chat` that concern the fleet; None where the user left the choice to us."""
+
+    model: str | None = None
+    plan: str | None = None
+    route: str | None = None
+    kernels: str | None = None
+    threads: int | None = None
+    transport: str | None = None
+    link_delay_ms: float | None = None
+    coalesce: str | None = None
+    fleet: str | None = None
+    token_file: Path | None = None
+
+    def check(self) -> None:
+        """UsageError for options that contradict each other."""
+        if self.fleet is None:
+            if self.token_file is not None:
+                raise UsageError(
+                    "--token-file goes with --fleet URL: a fleet started for this run makes its own secret"
+                )
+            return
+        started_with = {
+            "--model": self.model,
+            "--plan": self.plan,
+            "--kernels": self.kernels,
+            "--threads": self.threads,
+            "--link-delay-ms": self.link_delay_ms,
+        }
+        given = [option for option, value in started_with.items() if value is not None]
+        if given:
+            raise UsageError(
+                f"{', '.join(given)} and --fleet contradict each other: the fleet runs already, with the options it "
+                "was started with"
+            )
+
+
+def prepare_engine(request: EngineRequest) -> Callable[[], AbstractAsyncContextManager[Engine]]:
+    """A maker of the engine's context, with the model in place (this may pull it) or the fleet found.
+
+    Entering the context starts the stations or connects to them.
+    """
+    from host.engine import Engine
+
+    request.check()
+    shared: dict[str, Any] = {"route": request.route, "transport": request.transport}
+    if request.coalesce is not None:
+        shared["coalesce"] = request.coalesce == "on"
+    if request.fleet is not None:
+        target = find_target(request.fleet, request.token_file)
+        return partial(Engine.connect, target.urls, token=target.token, **given(shared))
+    model, _ = ready_model(request.model)
+    started = {"kernels": request.kernels, "threads": request.threads, "link_delay_ms": request.link_delay_ms}
+    return partial(Engine.launch, model=model, plan=request.plan or DEFAULT_PLAN, **given(shared | started))
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the options that the user left to the engine's defaults."""
+    return {name: value for name, value in values.items() if value is not None}

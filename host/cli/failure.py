@@ -1,0 +1,110 @@
+"""From exceptions to exit codes: one line `error: …` on stderr, never a traceback.
+
+0 done · 1 it failed · 2 the command cannot be meant like this · 130 stopped by Ctrl-C · 141 the reader of the pipe left ·
+143 ended by SIGTERM.
+`AEONFLOW_DEBUG=1` shows the traceback before the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+FAILED, USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+
+# Typer carries its own copy of click since 0.16; this names the class of either.
+_ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class UsageError(Exception):
+    """Options that contradict each other or are missing: exit code 2."""
+
+
+class CommandFailedError(Exception):
+    """The command failed and the message is all there is to say: exit code 1."""
+
+
+def run_app(arguments: Sequence[str]) -> int:
+    """Run a command line; returns the exit code. Nothing escapes but a bug's SystemExit."""
+    from .app import app
+
+    try:
+        code = typer.main.get_command(app).main(list(arguments), prog_name="aeonflow", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        _forget_stdout()
+        return PIPE_CLOSED
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted", prefix="")
+        return INTERRUPTED
+    except typer.Exit as exc:
+        return exc.exit_code
+    except _ClickError as exc:
+        _say(_usage_message(exc))
+        return USAGE
+    except BaseExceptionGroup as group:
+        return _report(_leaf(group))
+    except Exception as exc:
+        return _report(exc)
+
+
+def _report(exc: BaseException) -> int:
+    from .loop import TerminatedError
+
+    if isinstance(exc, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(exc, TerminatedError):
+        _say(str(exc), prefix="")
+        return exc.exit_code
+    if os.environ.get("AEONFLOW_DEBUG"):
+        traceback.print_exception(exc)
+    _say(_message(exc))
+    return USAGE if _is_usage(exc) else FAILED
+
+
+def _is_usage(exc: BaseException) -> bool:
+    from host.errors import InvalidRequestError
+
+    return isinstance(exc, UsageError | InvalidRequestError)
+
+
+def _message(exc: BaseException) -> str:
+    from aeonflow.errors import AeonflowError
+
+    text = " ".join(str(exc).split())
+    if isinstance(exc, UsageError | CommandFailedError | AeonflowError) and text:
+        return text
+    if isinstance(exc, OSError) and exc.strerror:
+        where = f": {exc.filename}" if exc.filename else ""
+        return f"{exc.strerror}{where}"
+    return f"{type(exc).__name__}: {text} (a bug; AEONFLOW_DEBUG=1 shows where)" if text else type(exc).__name__
+
+
+def _usage_message(exc: Any) -> str:
+    text = " ".join(exc.format_message().split())
+    command = getattr(getattr(exc, "ctx", None), "command_path", "aeonflow")
+    return f"{text.rstrip('.')} (see: {command} --help)"
+
+
+def _leaf(exc: BaseException) -> BaseException:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
+def _say(message: str, prefix: str = "error: ") -> None:
+    with contextlib.suppress(OSError):
+        print(f"{prefix}{message}", file=sys.stderr, flush=True)
+
+
+def _forget_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,110 @@
+"""Options that several commands share, under one name and with one help text each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+FLEET_PANEL = "Fleet"
+SAMPLING_PANEL = "Sampling"
+OUTPUT_PANEL = "Output"
+
+OnOff = Literal["on", "off"]
+Route = Literal["relay", "chain"]
+Kernels = Literal["fast", "reference"]
+Transport = Literal["auto", "websockets", "picows"]
+
+Model = Annotated[
+    str | None,
+    typer.Option(help="Model name in the cache, or synthetic:… (default smollm2).", rich_help_panel=FLEET_PANEL),
+]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        metavar="P",
+        help="solo, layers:N, trisplit, trisplit:per-layer (suffix +shards=N), or a .toml file.",
+        rich_help_panel=FLEET_PANEL,
+    ),
+]
+RouteOption = Annotated[
+    Route | None,
+    typer.Option(
+        help="How a pass travels: station to station, or by the host (default chain).", rich_help_panel=FLEET_PANEL
+    ),
+]
+KernelsOption = Annotated[
+    Kernels | None,
+    typer.Option(
+        help="fast: bit-exact under every cut; reference: plain numpy (default fast).", rich_help_panel=FLEET_PANEL
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Compute threads a station (default 1; in solo the usable cores, at most 8).",
+        rich_help_panel=FLEET_PANEL,
+    ),
+]
+TransportOption = Annotated[
+    Transport | None, typer.Option(help="WebSocket library (default auto).", rich_help_panel=FLEET_PANEL)
+]
+LinkDelay = Annotated[
+    float | None,
+    typer.Option(metavar="D", help="Delay every link by D ms, one way: for measurements.", rich_help_panel=FLEET_PANEL),
+]
+Coalesce = Annotated[
+    OnOff | None,
+    typer.Option(help="Send frames of one moment as one message (default on).", rich_help_panel=FLEET_PANEL),
+]
+PrefillChunk = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Prompt tokens a prefill pass (default: from the plan).", rich_help_panel=FLEET_PANEL
+    ),
+]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|URL",
+        help="A fleet started by `aeonflow up`, or station addresses (ws://…, separated by commas).",
+        rich_help_panel=FLEET_PANEL,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the fleet's secret (or AEONFLOW_TOKEN).", rich_help_panel=FLEET_PANEL),
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Stop after N tokens (default 256).", rich_help_panel=SAMPLING_PANEL)
+]
+Temperature = Annotated[
+    float | None, typer.Option(metavar="T", help="0: greedy (default 0).", rich_help_panel=SAMPLING_PANEL)
+]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K likeliest.", rich_help_panel=SAMPLING_PANEL)]
+TopP = Annotated[
+    float | None, typer.Option(metavar="P", help="Keep the likeliest with sum P.", rich_help_panel=SAMPLING_PANEL)
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Drop what is below P times the likeliest.", rich_help_panel=SAMPLING_PANEL),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="The same seed gives the same tokens on every plan.", rich_help_panel=SAMPLING_PANEL
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="S", help="End before this text; may be repeated.", rich_help_panel=SAMPLING_PANEL),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on past the end of the answer.", rich_help_panel=SAMPLING_PANEL)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT_PANEL)]
+FleetName = Annotated[
+    str | None, typer.Option("--fleet", metavar="NAME", help="Which fleet (default: the only one, or `default`).")
+]

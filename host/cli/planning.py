@@ -1,0 +1,140 @@
+"""`aeonflow plan` and `aeonflow explain`: what a cut costs and what an option does, before anything starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import AsJson, Kernels, Model, OnOff, Route, Transport
+
+if TYPE_CHECKING:
+    from host.plan import PlanCost
+
+
+def plan(
+    plan: Annotated[str, typer.Argument(metavar="P", help="A preset or a .toml file.")],
+    model: Model = None,
+    route: Annotated[Route, typer.Option(help="How a pass travels.")] = "chain",
+    rtt_ms: Annotated[
+        float | None,
+        typer.Option(metavar="MS", min=0.0, help="Measured round trip between two stations (default 0.12)."),
+    ] = None,
+    context: Annotated[int | None, typer.Option(metavar="N", help="Positions the KV cache is sized for.")] = None,
+    cores: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Cores that all stations share (default: one machine each).")
+    ] = None,
+    as_toml: Annotated[bool, typer.Option("--toml", help="Print the plan as a file to start from.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Who carries what, memory a station, hops and bytes a token, predicted tokens/s, warnings."""
+    import msgspec
+
+    from host.plan import Machine, make_plan, plan_cost, to_toml
+
+    from .output import print_json
+
+    geometry, weights = _sizes(model)
+    made = make_plan(plan, geometry.num_layers)
+    if as_toml:
+        print(to_toml(made), end="")
+        return
+    measured: dict[str, Any] = {"cores": cores}
+    if rtt_ms is not None:
+        measured["hop_s"] = rtt_ms / 2000.0
+    cost = plan_cost(made, geometry, weights, route=route, context=context, machine=Machine(**measured))
+    if as_json:
+        print_json(msgspec.to_builtins(cost))
+    else:
+        _print_cost(cost)
+
+
+def explain(
+    plan: Annotated[str | None, typer.Option(metavar="P", help="A preset or a .toml file.")] = None,
+    route: Annotated[Route | None, typer.Option()] = None,
+    kernels: Annotated[Kernels | None, typer.Option()] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N")] = None,
+    prefill_chunk: Annotated[int | None, typer.Option(metavar="N")] = None,
+    transport: Annotated[Transport | None, typer.Option()] = None,
+    coalesce: Annotated[OnOff | None, typer.Option()] = None,
+    link_delay_ms: Annotated[float | None, typer.Option(metavar="D")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T")] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="K")] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="P")] = None,
+    min_p: Annotated[float | None, typer.Option(metavar="P")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N")] = None,
+    kv: Annotated[str | None, typer.Option(metavar="MODE")] = None,
+    pair_x: Annotated[str | None, typer.Option(metavar="MODE")] = None,
+    speculate: Annotated[str | None, typer.Option(metavar="MODE")] = None,
+    volumes: Annotated[OnOff | None, typer.Option()] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each chosen option does to exactness; without options, the whole table.
+
+    cut: is the result the same for every plan, chunk and batch? model: how does it stand to the unmodified model?
+    """
+    options = {name: value for name, value in locals().items() if name != "as_json"}
+
+    import msgspec
+
+    from host.plan import exactness
+    from host.plan import explain as rows_of
+    from host.plan.explain import TABLE
+
+    from .output import note, print_json, print_table
+
+    chosen = rows_of(options)
+    together = exactness(options)
+    if as_json:
+        print_json({"options": msgspec.to_builtins(chosen or TABLE), "exactness": msgspec.to_builtins(together)})
+        return
+    rows = [
+        (e.option.replace("_", "-"), "any" if e.value == "*" else e.value, e.cut, e.model, _note(e.note, e.is_built))
+        for e in chosen or TABLE
+    ]
+    print_table(("option", "value", "cut", "model", "what it does"), rows)
+    if chosen:
+        note(f"together: cut {together.cut}, model {together.model}")
+
+
+def _note(text: str, is_built: bool) -> str:
+    return text if is_built else f"(not supported yet) {text}"
+
+
+def _sizes(model: str | None) -> Any:
+    """Geometry and weight sizes of a model: from its manifest, or estimated where only its card is there."""
+    from host.plan import Geometry, weights_from_manifest
+
+    from .cache import read_documents
+    from .model import ready_model
+
+    name, _ = ready_model(model)
+    card, manifest = read_documents(name)
+    geometry = Geometry.from_card(card)
+    return geometry, weights_from_manifest(manifest, geometry.num_layers)
+
+
+def _print_cost(cost: PlanCost) -> None:
+    from .cache import human_bytes
+    from .output import print_table, warn
+
+    rows = [
+        (
+            s.name,
+            s.roles,
+            human_bytes(s.weight_bytes),
+            human_bytes(s.kv_bytes),
+            human_bytes(s.total_bytes),
+            f"{s.compute_s * 1e3:.2f} ms",
+        )
+        for s in cost.stations
+    ]
+    print_table(("station", "roles", "weights", f"kv at {cost.context}", "memory", "compute a token"), rows)
+    print()
+    print(
+        f"{cost.plan}, {cost.route}: {cost.hops_per_token} hops and {human_bytes(cost.bytes_per_token)} a token; "
+        f"predicted {cost.tok_s:.1f} tokens/s for one session, at most {cost.ceiling_tok_s:.1f} for many "
+        f"(busiest: {cost.busiest})"
+    )
+    for text in cost.warnings:
+        warn(text)

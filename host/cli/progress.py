@@ -1,0 +1,43 @@
+"""What one sees on stderr while stations start, and the one line at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from host.result import Result
+
+from .cache import human_bytes
+from .output import note
+
+
+@contextlib.contextmanager
+def starting(what: str) -> Iterator[None]:
+    """A spinner on a terminal while the block runs; nothing elsewhere. Says how long it took."""
+    started = time.monotonic()
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(f"starting {what}"):
+            yield
+    else:
+        yield
+    note(f"{what} is ready after {time.monotonic() - started:.1f} s")
+
+
+def summary(result: Result) -> str:
+    """One line about an answer: counts, rates, how it was run, and what that means for its exactness."""
+    timings, usage = result.timings, result.usage
+    parts = [f"{usage.completion_tokens} tokens ({result.finish_reason}) in {timings.total_s:.2f} s"]
+    parts.append(f"first after {timings.ttft_s:.2f} s")
+    prompt = f"prompt {usage.prompt_tokens}"
+    if usage.cached_tokens:
+        prompt += f" ({usage.cached_tokens} from cache)"
+    parts.append(f"{prompt} at {timings.prefill_tok_s:.0f} tok/s")
+    parts.append(f"decode {timings.decode_tok_s:.1f} tok/s")
+    parts.append(f"{result.plan}, {result.route}, {result.kernels}, {result.transport}")
+    parts.append(f"{result.hops_per_token} hops and {human_bytes(result.bytes_per_token)} a token")
+    parts.append(f"cut {result.exactness.cut}, model {result.exactness.model}")
+    return " · ".join(parts)

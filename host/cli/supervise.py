@@ -1,0 +1,170 @@
+"""How `aeonflow up` runs its supervisor: here with a live table, or in a child that stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from host.fleet.spec import StationOptions
+from host.fleet.state import FleetState
+from host.fleet.supervisor import Supervisor
+
+from .failure import CommandFailedError
+from .loop import run_async
+from .output import note
+
+SUPERVISOR_LOG = "supervisor.log"
+
+
+class FleetRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What `up` was asked for. Empty `model`: the default one."""
+
+    name: str
+    plan: str
+    model: str
+    kernels: str
+    threads: int
+    transport: str
+    coalesce: bool
+    link_delay_ms: float
+    token_file: str
+
+
+def run_foreground(request: FleetRequest) -> None:
+    """Supervise here until Ctrl-C; a table of the stations on a terminal, a line a change elsewhere."""
+    from .table import FleetTable
+
+    with FleetTable() as table:
+        supervisor = _supervisor(request, on_change=table.show)
+        run_async(supervisor.run(on_up=table.up))
+    note(f"fleet {request.name} is down")
+
+
+def run_reporting(request: FleetRequest, report_fd: int) -> None:
+    """Supervise in the background; progress and the one verdict go to the pipe that the parent reads."""
+    with os.fdopen(report_fd, "w") as pipe:
+        report = _Reporter(pipe)
+        try:
+            supervisor = _supervisor(request, on_change=report.progress)
+            run_async(supervisor.run(on_up=report.up))
+        except BaseException as exc:
+            report.send({"event": "error", "message": " ".join(str(exc).split()) or type(exc).__name__})
+            raise
+
+
+def run_detached(request: FleetRequest) -> None:
+    """Start the supervisor as a child of its own session, wait until the fleet is up, and leave it."""
+    from .target import registry
+
+    fleets = registry()
+    _prepare(request)
+    directory = fleets.directory(request.name)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    read_end, write_end = os.pipe()
+    with (directory / SUPERVISOR_LOG).open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "host.cli", "up", *_arguments(request), "--report-fd", str(write_end)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(write_end,),
+            start_new_session=True,
+        )
+    os.close(write_end)
+    try:
+        with os.fdopen(read_end) as pipe:
+            verdict = _follow(pipe)
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    if verdict.get("event") == "up":
+        note(f"fleet {request.name} is up: {verdict['stations']} stations, supervisor pid {child.pid}")
+        return
+    child.wait()
+    raise CommandFailedError(verdict.get("message") or f"the supervisor ended; see {directory / SUPERVISOR_LOG}")
+
+
+def _prepare(request: FleetRequest) -> tuple[str, int]:
+    """The model's name and depth, with the model in place: a detached child must not stop at a download."""
+    from .model import ready_model
+
+    return ready_model(request.model or None)
+
+
+def _supervisor(request: FleetRequest, *, on_change: Callable[[FleetState], None]) -> Supervisor:
+    from host.plan import make_plan
+
+    from .target import read_token_file, registry
+
+    model, num_layers = _prepare(request)
+    options = StationOptions(
+        model=model,
+        kernels=request.kernels,
+        threads=request.threads,
+        transport=request.transport,
+        coalesce=request.coalesce,
+        link_delay_ms=request.link_delay_ms,
+    )
+    token = read_token_file(Path(request.token_file)) if request.token_file else ""
+    plan = make_plan(request.plan, num_layers)
+    return Supervisor(registry(), request.name, plan, options, token=token, on_change=on_change)
+
+
+def _arguments(request: FleetRequest) -> list[str]:
+    given = {
+        "--name": request.name,
+        "--plan": request.plan,
+        "--model": request.model,
+        "--kernels": request.kernels,
+        "--threads": str(request.threads),
+        "--transport": request.transport,
+        "--coalesce": "on" if request.coalesce else "off",
+        "--link-delay-ms": f"{request.link_delay_ms:g}",
+        "--token-file": request.token_file,
+    }
+    return [part for option, value in given.items() if value for part in (option, value)]
+
+
+def _follow(pipe: Any) -> dict[str, Any]:
+    """Show the child's progress; returns its verdict, or nothing when it ended without one."""
+    shown = -1
+    for line in pipe:
+        event: dict[str, Any] = json.loads(line)
+        if event["event"] != "progress":
+            return event
+        if event["ready"] * 4 // event["stations"] != shown:  # a line each quarter: 91 stations are many
+            shown = event["ready"] * 4 // event["stations"]
+            note(f"{event['ready']} of {event['stations']} stations ready")
+    return {}
+
+
+class _Reporter:
+    """Writes events to the parent until the verdict, then closes: the parent may be gone."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+
+    def progress(self, state: FleetState) -> None:
+        ready = sum(station.state == "ready" for station in state.stations)
+        self.send({"event": "progress", "ready": ready, "stations": len(state.stations)})
+
+    def up(self, state: FleetState) -> None:
+        self.send({"event": "up", "stations": len(state.stations)})
+        self._pipe.close()
+
+    def send(self, event: dict[str, Any]) -> None:
+        if self._pipe.closed:
+            return
+        try:
+            self._pipe.write(json.dumps(event) + "\n")
+            self._pipe.flush()
+        except BrokenPipeError:  # the parent was interrupted; the fleet goes on, `aeonflow status` tells
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._pipe.fileno())

@@ -1,0 +1,81 @@
+"""Which fleet a command means: a name with a state file, or addresses and a secret."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from host.fleet.state import DEFAULT_NAME, FleetRegistry, FleetState, cache_root
+
+from .failure import CommandFailedError, UsageError
+
+MAX_TOKEN_BYTES = 4096
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """Stations to connect to. `state` is None for addresses given by hand."""
+
+    name: str
+    urls: tuple[str, ...]
+    token: str
+    state: FleetState | None = None
+
+
+def registry() -> FleetRegistry:
+    return FleetRegistry(cache_root(os.environ))
+
+
+def choose_fleet(fleets: FleetRegistry, name: str | None) -> str:
+    """The name given, else `default`, else the only fleet there is."""
+    if name is not None:
+        return name
+    names = fleets.names()
+    if DEFAULT_NAME in names:
+        return DEFAULT_NAME
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise CommandFailedError("no fleet runs here; start one with: aeonflow up --plan trisplit --detach")
+    raise UsageError(f"several fleets run here ({', '.join(names)}): name one with --fleet")
+
+
+def find_target(fleet: str | None, token_file: Path | None) -> Target:
+    """The stations that `--fleet NAME|URL[,URL…]` means, with their secret."""
+    if fleet is not None and "://" in fleet:
+        urls = tuple(url.strip() for url in fleet.split(",") if url.strip())
+        for url in urls:
+            if not url.startswith(("ws://", "wss://")):
+                raise UsageError(f"--fleet {url!r}: an address begins with ws:// or wss://")
+        return Target(name=fleet, urls=urls, token=given_token(token_file))
+    if token_file is not None:
+        raise UsageError("--token-file goes with addresses (--fleet ws://…); a fleet started here knows its secret")
+    fleets = registry()
+    state = fleets.read_live(choose_fleet(fleets, fleet))
+    return Target(name=state.name, urls=tuple(s.url for s in state.stations if s.url), token=state.token, state=state)
+
+
+def given_token(token_file: Path | None) -> str:
+    """The secret from `--token-file` or AEONFLOW_TOKEN. Errors: UsageError when there is none."""
+    if token_file is not None:
+        return read_token_file(token_file)
+    if token := os.environ.get("AEONFLOW_TOKEN", "").strip():
+        return token
+    raise UsageError("a fleet at addresses needs its secret: --token-file FILE, or AEONFLOW_TOKEN")
+
+
+def read_token_file(path: Path) -> str:
+    """The secret in a file. Errors: CommandFailedError naming what is wrong with it."""
+    try:
+        size = path.stat().st_size
+        if not 0 < size <= MAX_TOKEN_BYTES:
+            raise CommandFailedError(f"token file {path} has {size} bytes; 1 to {MAX_TOKEN_BYTES} are expected")
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as exc:
+        raise CommandFailedError(f"token file {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise CommandFailedError(f"token file {path} is not ASCII text") from exc
+    if not token:
+        raise CommandFailedError(f"token file {path} holds nothing but white space")
+    return token

@@ -1,0 +1,67 @@
+"""Fixtures that several areas share: models, and fleets started by the shipped launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from host.fleet import Fleet, StationOptions
+from host.fleet.state import cache_root
+from host.plan import make_plan
+
+TINY_LAYERS = 4
+TINY_SPEC = f"synthetic:layers={TINY_LAYERS},hidden=64,heads=4,kv_heads=2,ffn=256,vocab=512,context=512,seed=7"
+IMPORT_TIMEOUT_S = 300
+
+StartFleet = Callable[..., Awaitable[Fleet]]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a generated llama-type model: 4 layers, hidden 64, vocabulary 512, context 512."""
+    from stations.models.synthetic import build_synthetic
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    build_synthetic(TINY_SPEC, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Folder of SmolLM2-135M-Instruct in the user's cache; imported once when it is missing."""
+    folder = cache_root(os.environ) / "models" / "smollm2"
+    if not (folder / "card.json").is_file():
+        command = [sys.executable, "-m", "stations", "import", "smollm2"]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_TIMEOUT_S)
+        assert done.returncode == 0, (done.stdout[-2000:] + done.stderr[-2000:]).decode("utf-8", "replace")
+    return folder
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[StartFleet]:
+    """`running = await fleet("trisplit", model_folder)`: stations of a plan, started by the launcher, stopped after.
+
+    Further keywords go to `StationOptions` (kernels, threads, …) and, as `launcher={…}`, to `Fleet`.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(plan: str, model: Path, *, launcher: dict[str, Any] | None = None, **options: Any) -> Fleet:
+            layers = _layers_of(model)
+            made = make_plan(plan, layers)
+            running = Fleet(made.stations, StationOptions(model=str(model), **options), **(launcher or {}))
+            return await stack.enter_async_context(running)
+
+        yield start
+
+
+def _layers_of(model: Path) -> int:
+    from stations.models.folder import ModelFolder
+
+    return ModelFolder.open(model).card.num_layers

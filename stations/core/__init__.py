@@ -1,0 +1,1 @@
+"""The synchronous station: messages in, replies out. No sockets, no event loop, no clock."""

@@ -1,0 +1,110 @@
+"""Computing a batch: rows of several jobs through one kernel call. The only code that may run in the compute thread.
+
+It reads the jobs and the backend and appends to the caches of their sessions; it changes nothing else of the station.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aeonflow.tensors import Want
+
+from ..kernels.base import Backend, Span
+from ..kv.layer_cache import LayerKvCache
+from .queue import Job
+from .stages import Stage
+
+Array = npt.NDArray[Any]
+F32 = npt.NDArray[np.float32]
+
+
+class Batch:
+    """Jobs of one stage. `outputs[i]` are job i's arrays, in the order of OUTPUT_PORTS; `poisoned` the jobs whose rows
+    are not finite; `error` what the kernels raised, if they did. `rows` is the number of rows computed.
+    """
+
+    __slots__ = ("caches", "error", "jobs", "outputs", "poisoned", "rows", "seconds", "stage")
+
+    def __init__(self, stage: Stage, jobs: list[Job], caches: list[list[LayerKvCache]]) -> None:
+        self.stage = stage
+        self.jobs = jobs
+        self.caches = caches  # of each job, layers stage.layer..stage.hi; empty for roles without
+        self.rows = sum(_rows_computed(job) for job in jobs)
+        self.outputs: list[tuple[F32, ...]] = []
+        self.poisoned: list[int] = []
+        self.error: Exception | None = None
+        self.seconds = 0.0  # noted by whoever runs it in the compute thread
+
+
+def compute(batch: Batch, backend: Backend) -> None:
+    """Run the kernels and check every row. Never raises: an error is kept in the batch for `finish`."""
+    try:
+        outputs = _run(batch, backend)
+    except Exception as error:  # whatever a kernel raises must reach the hosts, not end the compute thread
+        batch.error = error
+        return
+    is_finite = all(_is_finite(array) for array in outputs)
+    if len(batch.jobs) == 1:
+        batch.outputs = [outputs]
+        if not is_finite:
+            batch.poisoned = [0]
+        return
+    at = 0
+    for index, job in enumerate(batch.jobs):
+        rows = _rows_computed(job)
+        own = tuple(array[at : at + rows] for array in outputs)
+        at += rows
+        batch.outputs.append(own)
+        if not is_finite and not all(_is_finite(array) for array in own):
+            batch.poisoned.append(index)
+
+
+def _run(batch: Batch, backend: Backend) -> tuple[F32, ...]:
+    stage, role = batch.stage, batch.stage.role
+    x = _stacked(batch.jobs, 0)
+    if role == "attn":
+        return backend.attn(stage.layer, x, _spans(batch, 0))
+    if role == "gate_up":
+        return (backend.gate_up(stage.layer, x),)
+    if role == "down":
+        return (backend.down(stage.layer, x, _stacked(batch.jobs, 1)),)
+    if role == "block":
+        spans = [_spans(batch, depth) for depth in range(stage.hi - stage.layer + 1)]
+        return (backend.block(stage.layer, stage.hi, x, spans),)
+    if role == "embed":
+        return (backend.embed(x.reshape(-1), stage.part, stage.parts),)
+    return (backend.head(x, stage.part, stage.parts),)
+
+
+def _spans(batch: Batch, depth: int) -> list[Span]:
+    return [
+        Span(caches[depth], job.head.first, job.head.rows) for job, caches in zip(batch.jobs, batch.caches, strict=True)
+    ]
+
+
+def _rows_computed(job: Job) -> int:
+    if job.stage.role == "head" and job.head.want == Want.LAST:
+        return 1
+    return job.head.rows
+
+
+def _stacked(jobs: list[Job], index: int) -> Array:
+    """Input `index` of all jobs as one aligned array that kernels may read as f32 vectors.
+
+    Views of a message start wherever the frame put them, so a single one is copied too unless it is well placed.
+    """
+    if len(jobs) == 1:
+        array = jobs[0].inputs[index]
+        return array if array.flags.carray else array.copy()
+    return np.concatenate([job.inputs[index] for job in jobs])
+
+
+def _is_finite(array: F32) -> bool:
+    """No NaN and no infinity. One pass for the sum of squares; where that overflows, beyond 1e18, the max decides."""
+    if math.isfinite(np.vdot(array, array)):
+        return True
+    return bool(np.isfinite(np.abs(array).max()))

@@ -1,0 +1,88 @@
+"""Outputs as messages: the prefix of every tensor that leaves, in one pack call each; data as views of the arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aeonflow import bands
+from aeonflow.tensors import PREFIX, DType, Port, Tensor, Want
+
+from .counters import Counters
+from .outbox import Outbox
+from .outgoing import Caller, ToStation
+from .queue import Job
+from .session import Session
+from .stages import OUTPUT_PORTS, Edge, Stage
+
+Array = npt.NDArray[Any]
+
+MAX_HOP = 0xFFFF  # of the prefix's u16; a hop beyond stays there
+_PASS_OPTIONS = 0b111  # grow and want travel on; the part is the sender's own
+
+
+class Emitter:
+    """`crossing` is what a message to another process adds to its hop: 1, or 0 for a station inside the host."""
+
+    def __init__(self, outbox: Outbox, counters: Counters, crossing: int) -> None:
+        self._outbox = outbox
+        self._events = counters.events
+        self._crossing = crossing
+
+    def forward(self, job: Job, edge: Edge, array: Array) -> None:
+        """One output to the station at the edge's other end."""
+        self._events["messages_forwarded"] += 1
+        head, stage = job.head, job.stage
+        prefix = PREFIX.pack(
+            head.session, head.epoch, head.base, head.settled, head.first, head.rows, edge.layer, head.kind, edge.port,
+            head.options & _PASS_OPTIONS | stage.part << 3, 0, head.route, min(head.hop + self._crossing, MAX_HOP), 2,
+            array.shape[0], array.shape[1],
+        )  # fmt: skip
+        self._outbox.put(ToStation(edge.url, edge.stream, (prefix, array.data.cast("B")), edge.flags, head.session))
+
+    def answer(self, job: Job, caller: Caller, outputs: tuple[Array, ...]) -> None:
+        """Every output port of the role, in one reply to a call."""
+        if job.stage.role == "head":
+            self.logits(job, outputs[0])
+            return
+        self._events["answers"] += 1
+        head, stage = job.head, job.stage
+        pieces: list[bytes | memoryview] = []
+        for port, array in zip(OUTPUT_PORTS[stage.role], outputs, strict=True):
+            pieces += self._tensor(head, stage, head.first, port, DType.F32, array)
+        self._outbox.answer(caller, pieces)
+
+    def logits(self, job: Job, array: Array) -> None:
+        """Logits of the last row or of all: to the caller, or on a chain to the host of the session."""
+        self._events["answers"] += 1
+        head = job.head
+        first = head.first if head.want == Want.ALL else head.first + head.rows - 1
+        self.to_host(job.session, job.stage, job.caller, head, array, first, Port.LOGITS)
+
+    def to_host(
+        self, session: Session, stage: Stage, caller: Caller | None, head: Tensor, array: Array, first: int, port: Port
+    ) -> None:
+        """The end of a pass: logits or an acknowledgement."""
+        dtype = DType.U32 if port is Port.TOKEN else DType.F32
+        pieces = self._tensor(head, stage, first, port, dtype, array)
+        if caller is not None:
+            self._outbox.answer(caller, pieces)
+        else:
+            self._outbox.unasked(session.owner, bands.HEAD, pieces)
+
+    def _tensor(
+        self, head: Tensor, stage: Stage, first: int, port: Port, dtype: DType, array: Array
+    ) -> list[bytes | memoryview]:
+        prefix = PREFIX.pack(
+            head.session, head.epoch, head.base, head.settled, first, head.rows, stage.layer, head.kind, port,
+            head.options & _PASS_OPTIONS | stage.part << 3, dtype, head.route,
+            min(head.hop + self._crossing, MAX_HOP), 2, array.shape[0], array.shape[1],
+        )  # fmt: skip
+        return [prefix, array.data.cast("B")]
+
+
+def acknowledgement(position: int) -> npt.NDArray[np.uint32]:
+    """Port TOKEN, u32 [1, 1]: the position after the last row of a pass that wanted no logits."""
+    return np.array([[position]], np.uint32)

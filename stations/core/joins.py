@@ -1,0 +1,113 @@
+"""Inputs that arrive apart: h and u at split-c, x of several embed shards at layer 0. One table a session.
+
+A join completes when every slot is filled. Joins of a (stage, kind) complete in order of their first position, so a
+part at or below the last completed one is a duplicate (without that rule duplicates leave half joins behind).
+A second part with the same bytes is ignored; with other bytes the session is poisoned: one of the two is wrong.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aeonflow.errors import BadTensorError, PoisonedError
+from aeonflow.tensors import Tensor
+
+from .stages import StageKey
+
+Array = npt.NDArray[Any]
+
+
+class Part(Enum):
+    """Why a part completed nothing."""
+
+    WAITING = "waiting"
+    DUPLICATE = "duplicate"
+
+
+class _Join:
+    __slots__ = ("filled", "head", "parts")
+
+    def __init__(self, slots: int, head: Tensor) -> None:
+        self.parts: list[Array | None] = [None] * slots
+        self.filled = 0
+        self.head = head
+
+
+class JoinGauge:
+    """Bytes that wait in the joins of all sessions of a station."""
+
+    __slots__ = ("num_bytes",)
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+
+class Joins:
+    """The joins of one session; `gauge` counts their bytes with those of the others."""
+
+    __slots__ = ("_completed", "_gauge", "_num_bytes", "_open")
+
+    def __init__(self, gauge: JoinGauge) -> None:
+        self._open: dict[tuple[StageKey, int, int], _Join] = {}
+        self._completed: dict[tuple[StageKey, int], int] = {}
+        self._gauge = gauge
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(
+        self, key: StageKey, slots: int, slot: int, array: Array, head: Tensor
+    ) -> tuple[Tensor, list[Array]] | Part:
+        """Take a part; the head (of the longest way here) and all parts in slot order once they are complete.
+
+        BadTensorError when parts of one pass have different rows, PoisonedError when one arrives twice and differs.
+        """
+        kind, first = head.kind, head.first
+        if first <= self._completed.get((key, kind), -1):
+            return Part.DUPLICATE
+        at = (key, kind, first)
+        join = self._open.get(at)
+        if join is None:
+            join = self._open[at] = _Join(slots, head)
+        elif join.head.rows != head.rows:
+            raise BadTensorError(f"parts of the pass at {first} have {join.head.rows} and {head.rows} rows")
+        held = join.parts[slot]
+        if held is not None:
+            if held.tobytes() == array.tobytes():
+                return Part.DUPLICATE
+            raise PoisonedError(f"part {slot} of the pass at {first} arrived twice with different bytes")
+        join.parts[slot] = array
+        join.filled += 1
+        self._count(array.nbytes)
+        if head.hop > join.head.hop:  # a join's hop is the longest way here
+            join.head = head
+        if join.filled < slots:
+            return Part.WAITING
+        del self._open[at]
+        self._completed[key, kind] = first
+        parts = [part for part in join.parts if part is not None]
+        self._count(-sum(part.nbytes for part in parts))
+        return join.head, parts
+
+    def clear(self) -> None:
+        """A new epoch: nothing of the old one completes any more."""
+        self._open.clear()
+        self._completed.clear()
+        self._count(-self._num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._gauge.num_bytes += num_bytes
+
+
+def sum_parts(parts: list[Array]) -> npt.NDArray[np.float32]:
+    """x of several embed shards: their sum in part order. Exact, as all but one are +0.0 in every row."""
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
+    return total

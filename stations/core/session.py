@@ -1,0 +1,149 @@
+"""A session: one sequence on this station. Epochs, the KV of its layers, half-filled joins (design, *Epochs*).
+
+The rules of epochs are here and nowhere else: `relation` says what a frame's (epoch, base) means, `adopt` cuts. While
+a batch of the session is in the compute thread its caches are not touched: the cut waits until `computed`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .joins import JoinGauge, Joins
+from .stages import StageKey
+
+if TYPE_CHECKING:
+    from ..kernels.base import Backend
+    from ..kv.layer_cache import LayerKvCache
+
+NO_EPOCH = -1  # before the first frame: a station that replaces another starts at whatever it sees
+
+
+class Relation(Enum):
+    """What a frame's epoch and base are to the session's."""
+
+    CURRENT = "current"
+    NEWER = "newer"
+    STALE = "stale"
+    CONFLICT = "conflict"  # same epoch, other base: a protocol error
+
+
+class Session:
+    """`kv_bytes` is what the session reserved; `owner` the host's link, where results and errors go."""
+
+    __slots__ = (
+        "base",
+        "caches",
+        "epoch",
+        "id",
+        "idle_s",
+        "is_closed",
+        "is_computing",
+        "is_poisoned",
+        "joins",
+        "kv_bytes",
+        "last_used_s",
+        "max_positions",
+        "owner",
+        "passed",
+        "pending_cut",
+        "prefills",
+        "queued",
+        "route",
+        "settled",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        owner: int,
+        route: int,
+        max_positions: int,
+        kv_bytes: int,
+        idle_s: float,
+        now: float,
+        join_gauge: JoinGauge,
+    ) -> None:
+        self.id = id
+        self.owner = owner
+        self.route = route
+        self.max_positions = max_positions
+        self.kv_bytes = kv_bytes
+        self.idle_s = idle_s
+        self.last_used_s = now
+        self.epoch = NO_EPOCH
+        self.base = 0
+        self.settled = 0
+        self.caches: dict[int, LayerKvCache] = {}
+        self.joins = Joins(join_gauge)
+        self.queued = 0  # jobs in the queue
+        self.prefills: dict[StageKey, int] = {}  # prefill chunks in the queue, which later rows must not overtake
+        self.passed: dict[tuple[str, int], int] = {}  # (role, layer) → position after the last row sent on
+        self.is_poisoned = False  # until the next epoch
+        self.is_closed = False
+        self.is_computing = False
+        self.pending_cut: int | None = None
+
+    def relation(self, epoch: int, base: int) -> Relation:
+        """What a frame of (epoch, base) is to this session."""
+        if epoch == self.epoch:
+            return Relation.CURRENT if base == self.base else Relation.CONFLICT
+        return Relation.NEWER if epoch > self.epoch else Relation.STALE
+
+    def adopt(self, epoch: int, base: int) -> None:
+        """Enter a newer epoch: rows at or above `base` are void, joins are dropped, a poisoned session is well again.
+
+        The caller drops the session's queued jobs.
+        """
+        self.epoch, self.base = epoch, base
+        self.is_poisoned = False
+        self.joins.clear()
+        for at, position in self.passed.items():
+            if position > base:
+                self.passed[at] = base
+        if self.is_computing:
+            self.pending_cut = base if self.pending_cut is None else min(base, self.pending_cut)
+        else:
+            self._cut(base)
+
+    def computed(self) -> None:
+        """The batch in the compute thread is done: carry out a cut that waited for it."""
+        self.is_computing = False
+        if self.pending_cut is not None:
+            self._cut(self.pending_cut)
+            self.pending_cut = None
+
+    def cut_layers(self, lo: int, hi: int, base: int) -> None:
+        """Forget rows from `base` on at layers lo..hi: what a failed or poisoned pass wrote."""
+        for layer in range(lo, hi + 1):
+            cache = self.caches.get(layer)
+            if cache is not None:
+                cache.truncate_to(base)
+
+    def length(self, layer: int) -> int:
+        """Canonical rows cached at `layer`."""
+        cache = self.caches.get(layer)
+        return cache.pos_len if cache is not None else 0
+
+    def valid_rows(self, layers: tuple[int, ...], base: int) -> int:
+        """Rows below `base` that every one of `layers` holds; `base` where there are no layers."""
+        return min((min(self.length(layer), base) for layer in layers), default=base)
+
+    def caches_of(self, backend: Backend, lo: int, hi: int) -> list[LayerKvCache]:
+        """The caches of layers lo..hi, made when first needed."""
+        caches = []
+        for layer in range(lo, hi + 1):
+            cache = self.caches.get(layer)
+            if cache is None:
+                # Untouched pages cost nothing, so the whole reservation is asked for and rows are never moved.
+                cache = self.caches[layer] = backend.new_cache(layer, self.max_positions)
+            caches.append(cache)
+        return caches
+
+    def cached_bytes(self) -> int:
+        """Bytes that the caches hold now."""
+        return sum(cache.memory_bytes() for cache in self.caches.values())
+
+    def _cut(self, base: int) -> None:
+        if self.caches:
+            self.cut_layers(min(self.caches), max(self.caches), base)

@@ -1,0 +1,184 @@
+"""A route compiled for one station: for every input it may get, what to compute and where each output goes.
+
+Made once when a route is installed, so that a pass costs one table look-up a hop. The relay (route 0) is the same
+table without edges: outputs go back to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from aeonflow import bands
+from aeonflow.errors import PlanError
+from aeonflow.frames import Flags
+from aeonflow.messages import Carrier, Route
+from aeonflow.route import num_parts, successors
+from aeonflow.tensors import Port
+
+from ..models.roles import END_ROLES, RoleSpan
+
+INPUT_PORTS: dict[str, tuple[Port, ...]] = {
+    "embed": (Port.IDS,),
+    "attn": (Port.X,),
+    "gate_up": (Port.N,),
+    "down": (Port.H, Port.U),
+    "block": (Port.X,),
+    "head": (Port.X,),
+}
+OUTPUT_PORTS: dict[str, tuple[Port, ...]] = {
+    "embed": (Port.X,),
+    "attn": (Port.H, Port.N),
+    "gate_up": (Port.U,),
+    "down": (Port.X,),
+    "block": (Port.X,),
+    "head": (Port.LOGITS,),
+}
+CACHE_ROLES = frozenset({"attn", "block"})
+
+StageKey = tuple[str, int, int, int, int]  # role, layer, hi, part, parts: what makes two jobs one batch
+
+
+class Edge(NamedTuple):
+    """One output edge. `url` "" means this station itself: delivered inside the process, no hop."""
+
+    url: str
+    stream: int
+    layer: int
+    output: int  # index into OUTPUT_PORTS of the role
+    port: int
+    flags: Flags
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One role at one layer (a block: layers `layer`..`hi`) on one route. `edges` None: answer the caller."""
+
+    role: str
+    layer: int
+    hi: int
+    part: int
+    parts: int
+    key: StageKey
+    edges: tuple[Edge, ...] | None
+    joined_embeds: int  # parts of x that meet at this input; 0: x comes whole
+    place: tuple[str, int]  # role and last layer, as Whereabouts names it
+
+    @property
+    def stream(self) -> int:
+        return bands.ROLE_STREAMS[self.role]
+
+    @property
+    def has_cache(self) -> bool:
+        return self.role in CACHE_ROLES
+
+
+class CompiledRoute(msgspec.Struct, frozen=True):
+    """The stages of one station on a route, by (stream, layer); several only for shards of embed or head."""
+
+    route: int
+    stages: dict[tuple[int, int], tuple[Stage, ...]]
+    names: dict[str, str]  # url → name of every successor that is another station
+    kv_layers: tuple[int, ...]
+
+
+def compile_local(spans: Iterable[RoleSpan]) -> CompiledRoute:
+    """The relay's table: every role the station carries, answered to the caller. A block runs whole."""
+    stages: dict[tuple[int, int], tuple[Stage, ...]] = {}
+    layers: set[int] = set()
+    for span in spans:
+        for layer, hi in _entries(span.role, span.lo, span.hi):
+            _add(stages, _stage(span.role, layer, hi, span.part, span.parts, None))
+            layers.update(range(layer, hi + 1) if span.role in CACHE_ROLES else ())
+    return CompiledRoute(0, stages, {}, tuple(sorted(layers)))
+
+
+def compile_route(route: Route, self_index: int, spans: Sequence[RoleSpan], num_layers: int) -> CompiledRoute:
+    """The stages of station `self_index`. PlanError where the route asks for what the station does not carry, misses a
+    role, or was made for another depth."""
+    if route.route == 0:
+        raise PlanError("route 0 is the relay: a route's id is 1 or more")
+    if route.num_layers != num_layers:
+        raise PlanError(f"route {route.route} has {route.num_layers} layers, the model has {num_layers}")
+    if not 0 <= self_index < len(route.stations):
+        raise PlanError(f"route {route.route}: station index {self_index}, it has {len(route.stations)} stations")
+    own = [c for c in route.carriers if c.station == self_index]
+    for carrier in route.carriers:
+        _check_carrier(route, carrier)
+    for carrier in own:
+        _check_carried(carrier, spans)
+    parts = num_parts(route, "embed")
+    stages: dict[tuple[int, int], tuple[Stage, ...]] = {}
+    layers: set[int] = set()
+    for c in own:
+        for layer, hi in _entries(c.role, c.lo, c.hi):
+            joined = parts if parts > 1 and layer == 0 and c.role in CACHE_ROLES else 0
+            edges = _edges(route, self_index, c, hi)
+            _add(stages, _stage(c.role, layer, hi, c.part, c.parts, edges, joined))
+            layers.update(range(layer, hi + 1) if c.role in CACHE_ROLES else ())
+    urls = {edge.url for row in stages.values() for stage in row for edge in stage.edges or () if edge.url}
+    names = {station.url: station.name for station in route.stations if station.url in urls}
+    return CompiledRoute(route.route, stages, names, tuple(sorted(layers)))
+
+
+def _entries(role: str, lo: int, hi: int) -> list[tuple[int, int]]:
+    """(entry layer, last layer) of every call a span takes: one for a block and for the ends, else one a layer."""
+    if role in END_ROLES:
+        return [(0, 0)]
+    return [(lo, hi)] if role == "block" else [(layer, layer) for layer in range(lo, hi + 1)]
+
+
+def _stage(
+    role: str, layer: int, hi: int, part: int, parts: int, edges: tuple[Edge, ...] | None, joined: int = 0
+) -> Stage:
+    return Stage(role, layer, hi, part, parts, (role, layer, hi, part, parts), edges, joined, (role, hi))
+
+
+def _add(stages: dict[tuple[int, int], tuple[Stage, ...]], stage: Stage) -> None:
+    at = (stage.stream, stage.layer)
+    before = stages.get(at, ())
+    if before and stage.role not in END_ROLES:
+        raise PlanError(f"{stage.role} of layer {stage.layer} is carried twice by one station")
+    stages[at] = (*before, stage)
+
+
+def _edges(route: Route, self_index: int, carrier: Carrier, layer: int) -> tuple[Edge, ...]:
+    outputs = OUTPUT_PORTS[carrier.role]
+    hops = dict.fromkeys(successors(route, carrier.role, layer))  # two head shards on one station are one hop
+    edges = []
+    for hop in hops:
+        flags = Flags.FIN
+        if carrier.parts > 1:
+            flags |= Flags.FOLD
+        if sum(other.port == hop.port for other in hops) > 1:
+            flags |= Flags.FORK
+        url = "" if hop.station == self_index else route.stations[hop.station].url
+        if hop.station != self_index and not url:
+            raise PlanError(f"route {route.route}: station {route.stations[hop.station].name} has no address")
+        edges.append(Edge(url, hop.stream, hop.layer, outputs.index(hop.port), hop.port, flags))
+    return tuple(edges)
+
+
+def _check_carrier(route: Route, c: Carrier) -> None:
+    if c.role not in INPUT_PORTS:
+        raise PlanError(f"route {route.route}: role {c.role!r} has no place in a chain")
+    if not 0 <= c.station < len(route.stations):
+        raise PlanError(f"route {route.route}: {c.role} on station {c.station} of {len(route.stations)}")
+    if not 0 <= c.lo <= c.hi < max(route.num_layers, 1):
+        raise PlanError(f"route {route.route}: {c.role} of layers {c.lo}-{c.hi}, the model has {route.num_layers}")
+    if not 0 <= c.part < c.parts:
+        raise PlanError(f"route {route.route}: {c.role} part {c.part} of {c.parts}")
+
+
+def _check_carried(c: Carrier, spans: Sequence[RoleSpan]) -> None:
+    for span in spans:
+        if span.role != c.role:
+            continue
+        if c.role in END_ROLES:
+            if (span.part, span.parts) == (c.part, c.parts) or span.parts == 1:
+                return
+        elif span.lo <= c.lo and c.hi <= span.hi:
+            return
+    asked = RoleSpan(c.role, c.lo, c.hi, c.part, c.parts)
+    raise PlanError(f"the route asks for {asked}, this station carries {', '.join(map(str, spans))}")

@@ -1,0 +1,1 @@
+"""The asyncio shell around the synchronous station: links, successors, the compute thread, the process."""

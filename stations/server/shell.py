@@ -1,0 +1,242 @@
+"""The event loop's side of a station: messages from links into the core, batches to the kernels, effects to links.
+
+Short batches run inline, longer ones in the one compute thread, never both at once; frames, pings and cancels are read
+meanwhile. No task is made for a message. One shell serves a process of its own or, embedded, a host's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aeonflow import Heartbeat, Link, Message, bands
+from aeonflow.errors import AeonflowError, FrameTooLargeError, LinkClosedError, NotForYouError, UnsupportedError
+
+from ..core.batch import Batch
+from ..core.outgoing import Outgoing, ToLink, ToStation
+from ..core.station import Station
+from .compute_thread import ComputeThread
+from .costs import INLINE_LIMIT_S, CostModel
+from .peers import Dial, PeerOptions, Peers
+
+TICK_S = 1.0
+TURN_S = 0.5e-3  # of inline batches in a row; then frames are read
+DRAIN_POLL_S = 0.05
+QUIET_S = 1.0  # a session unused for so long does not keep a draining station
+
+AnswerWeights = Callable[[Message, int], bytes]  # request, largest reply in bytes → reply
+
+
+class Shell:
+    """Runs `station` in the running event loop. `answer_weights` serves af40; None: this station has none to give."""
+
+    def __init__(
+        self,
+        station: Station,
+        dial: Dial,
+        *,
+        answer_weights: AnswerWeights | None = None,
+        peer_options: PeerOptions = PeerOptions(),  # noqa: B008 — frozen
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.station = station
+        self.on_drain: Callable[[], None] | None = None  # a host asked the station to leave
+        self.links: dict[int, Link] = {}
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock
+        self._answer_weights = answer_weights
+        self._next_link = 0
+        self._costs = CostModel()
+        self._thread = ComputeThread(self._loop, station.name)
+        self._running: Batch | None = None
+        self._running_since_s = 0.0
+        self._is_scheduled = False
+        self._is_closed = False
+        self._peers = Peers(
+            dial,
+            allowed_urls=station.dial_urls,
+            on_link=lambda link: link.set_heartbeat(self.heartbeat),
+            on_lost=self._peer_lost,
+            on_unsent=self._unsent,
+            options=peer_options,
+        )
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def add_link(self, link: Link) -> None:
+        """A connection whose hello fits: from a host with the fleet's secret, or from another station."""
+        number = self._next_link = self._next_link + 1
+        self.links[number] = link
+        self.station.link_opened(number, link.permission == "full")
+        link.set_heartbeat(self.heartbeat)
+        link.on_message = partial(self._received, number, link)
+        link.on_close = partial(self._link_closed, number)
+
+    def heartbeat(self) -> Heartbeat:
+        """Jobs that wait, and for how long the running batch has been computed."""
+        busy_s = self._clock() - self._running_since_s if self._running is not None else 0.0
+        return Heartbeat(self.station.queued, busy_s)
+
+    def gauges(self) -> dict[str, Any]:
+        """What Stats says of links."""
+        links = [*self.links.values(), *self._peers.links]
+        stats = [link.stats for link in links]
+        frames, messages = sum(s.frames_sent for s in stats), sum(s.messages_sent for s in stats)
+        return {
+            "links": len(self.links),
+            "peers": len(self._peers.links),
+            "frames_sent": frames,
+            "frames_received": sum(s.frames_received for s in stats),
+            "ws_messages_sent": messages,
+            "ws_messages_received": sum(s.messages_received for s in stats),
+            "bytes_sent": sum(s.bytes_sent for s in stats),
+            "bytes_received": sum(s.bytes_received for s in stats),
+            "frames_per_message": frames / messages if messages else 0.0,
+            "busy_s": self.heartbeat().busy_s,
+        }
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new sessions and wait until what runs has ended; False when `timeout_s` was not enough."""
+        self.station.is_draining = True
+        deadline = self._clock() + timeout_s
+        while not self._is_quiet():
+            if self._clock() >= deadline:
+                return False
+            await asyncio.sleep(DRAIN_POLL_S)
+        return True
+
+    async def close(self, reason: str = "the station leaves") -> None:
+        """Say goodbye on every link and end the compute thread."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ticker.cancel()
+        await asyncio.gather(self._peers.close(), *(link.close("drain", reason) for link in list(self.links.values())))
+        self._thread.stop()
+
+    def _is_quiet(self) -> bool:
+        if self._running is not None or self.station.queued:
+            return False
+        return self._clock() - self.station.last_used_s() > QUIET_S
+
+    def _received(self, number: int, link: Link, message: Message) -> None:
+        stream = message.stream
+        if stream == bands.WEIGHTS:
+            self._weights(link, message)
+            return
+        station = self.station
+        station.receive(number, stream, message.sequence, message.flags, message.payload, self._clock())
+        if not station.queued:
+            self._send_outgoing()
+            if stream == bands.CONTROL:
+                self._after_control()
+        elif self._running is None:
+            if len(station.sessions) == 1:  # nothing of another session can come to share the batch
+                self._pump()
+            elif not self._is_scheduled:
+                self._is_scheduled = True
+                self._loop.call_soon(self._scheduled_pump)
+
+    def _after_control(self) -> None:
+        if self.station.is_draining and self.on_drain is not None:
+            on_drain, self.on_drain = self.on_drain, None
+            on_drain()
+
+    def _scheduled_pump(self) -> None:
+        self._is_scheduled = False
+        self._pump()
+
+    def _pump(self) -> None:
+        """Compute what waits: inline while it is short, else by handing one batch to the thread."""
+        station, costs, clock = self.station, self._costs, time.perf_counter
+        begin = started = clock()
+        while self._running is None and not self._is_closed:
+            batch = station.next_batch()
+            if batch is None:
+                break
+            if costs.predict(batch.stage.place, batch.rows) > INLINE_LIMIT_S:
+                self._running = batch
+                self._running_since_s = self._clock()
+                self._thread.submit(partial(self._compute, batch), partial(self._computed, batch))
+                break
+            station.compute(batch)
+            ended = clock()
+            self._finish(batch, ended - started)
+            started = ended
+            if ended - begin > TURN_S:
+                if station.queued and not self._is_scheduled:
+                    self._is_scheduled = True
+                    self._loop.call_soon(self._scheduled_pump)
+                break
+        self._send_outgoing()
+
+    def _compute(self, batch: Batch) -> None:
+        """In the compute thread."""
+        began = time.perf_counter()
+        self.station.compute(batch)
+        batch.seconds = time.perf_counter() - began
+
+    def _computed(self, batch: Batch) -> None:
+        self._running = None
+        if not self._is_closed:
+            self._finish(batch, batch.seconds)
+            self._pump()
+
+    def _finish(self, batch: Batch, seconds: float) -> None:
+        self._costs.learn(batch.stage.place, batch.rows, seconds)
+        self.station.finish(batch, seconds)
+
+    def _send_outgoing(self) -> None:
+        """Hand every effect to its link, then flush those used: what one turn made leaves together."""
+        while outgoing := self.station.take_outgoing():
+            used: dict[int, Any] = {}
+            for effect in outgoing:
+                if type(effect) is ToLink:
+                    link = self.links.get(effect.link)
+                    if link is not None:
+                        self._send_on(link, effect)
+                        used[id(link)] = link
+                elif type(effect) is ToStation:
+                    peer = self._peers.get(effect.url)
+                    peer.send(effect)
+                    used[id(peer)] = peer
+            for target in used.values():
+                target.flush()
+
+    def _send_on(self, link: Link, effect: ToLink) -> None:
+        try:
+            link.send(effect.stream, effect.sequence, effect.pieces, effect.flags)
+        except FrameTooLargeError as error:
+            self.station.unsent(effect, error)
+        except LinkClosedError:
+            pass  # its on_close drops the sessions of that host
+
+    def _weights(self, link: Link, message: Message) -> None:
+        """af40 is answered in the loop: a card, or a piece of a mapped file. Errors go back as VENTs, by the link."""
+        if link.permission != "full":
+            raise NotForYouError("weights are served to holders of the fleet's secret only")
+        if self._answer_weights is None:
+            raise UnsupportedError(f"station {self.station.name} serves no weights")
+        reply = self._answer_weights(message, link.limits.max_message_bytes)
+        link.send(bands.WEIGHTS, message.sequence, reply)
+
+    def _link_closed(self, number: int, error: AeonflowError | None) -> None:
+        self.links.pop(number, None)
+        self.station.link_closed(number)
+        if not self._is_closed:
+            self._send_outgoing()
+
+    def _peer_lost(self, url: str, reason: str) -> None:
+        if not self._is_closed:
+            self.station.station_lost(url, reason)
+            self._send_outgoing()
+
+    def _unsent(self, message: Outgoing, error: AeonflowError) -> None:
+        self.station.unsent(message, error)
+
+    def _tick(self) -> None:
+        self.station.tick(self._clock())
+        self._send_outgoing()
+        self._ticker = self._loop.call_later(TICK_S, self._tick)

@@ -19,6 +19,7 @@ from .link_options import LinkOptions
 from .messages import Hello
 from .transport.base import Wire
 from .transport.choice import Transport, choose_transport
+from .transport.delay import DelayedWire
 from .transport.dial import make_target
 from .transport.gate import Admitted, Gate, GateRules
 from .transport.memory import MemoryWire
@@ -111,6 +112,7 @@ class Server:
         self.refused_links = 0  # admitted connections whose hello did not fit
         self._hello = hello
         self._on_link = on_link
+        self._listen = transport.listen
         self._upgrade = transport.upgrade
         self._options = options
         self._handshaking: set[Link] = set()
@@ -130,9 +132,7 @@ class Server:
 
     async def listen(self, host: str, port: int, ssl: ssl_module.SSLContext | None) -> None:
         try:
-            server = await asyncio.get_running_loop().create_server(
-                lambda: Gate(self._rules), host, port, ssl=ssl, backlog=BACKLOG
-            )
+            server = await self._listen(lambda: Gate(self._rules), host, port, ssl=ssl, backlog=BACKLOG)
         except OSError as error:
             raise LinkClosedError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
         self._server = server
@@ -220,6 +220,8 @@ def _make_link(
     permission: Permission = "full",
     on_open: OnLink | None = None,
 ) -> Link:
+    if options.link_delay_s > 0:
+        wire = DelayedWire(wire, options.link_delay_s)
     return Link(wire, hello, options, is_dialer=is_dialer, permission=permission, on_open=on_open)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, cast
 
 from ..errors import LocalProtocolError
@@ -17,14 +17,15 @@ TRANSPORTS = ("auto", "websockets", "picows")
 
 
 class Transport(NamedTuple):
-    """A transport's two entry points."""
+    """A transport's entry points: dial as a client; listen, and upgrade what passed the gate, as a server."""
 
     name: str
     dial: Dialler
+    listen: Callable[..., Awaitable[asyncio.Server]]
     upgrade: Callable[[Admitted], Wire | None]
 
 
-_WEBSOCKETS = Transport("websockets", websocket.dial, websocket.upgrade)
+_WEBSOCKETS = Transport("websockets", websocket.dial, websocket.listen, websocket.upgrade)
 
 
 def choose_transport(name: str = "auto") -> Transport:
@@ -39,7 +40,7 @@ def choose_transport(name: str = "auto") -> Transport:
         if name == "auto":
             return _WEBSOCKETS
         raise LocalProtocolError(f"transport 'picows' cannot be imported here: {error}") from None
-    return Transport("picows", module.dial, module.upgrade)
+    return Transport("picows", module.dial, module.listen, module.upgrade)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

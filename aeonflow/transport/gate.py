@@ -31,7 +31,7 @@ def set_no_delay(transport: asyncio.BaseTransport) -> None:
 class Admitted:
     """A connection that passed the gate: what a transport needs to make a wire of it."""
 
-    __slots__ = ("core", "peer_url", "permission", "raw", "request", "transport")
+    __slots__ = ("core", "max_message_bytes", "peer_url", "permission", "raw", "request", "transport")
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Admitted:
         transport: asyncio.Transport,
         permission: Permission,
         peer_url: str,
+        max_message_bytes: int,
     ) -> None:
         self.core = core  # has read `request`, has answered nothing
         self.request = request
@@ -48,6 +49,7 @@ class Admitted:
         self.transport = transport
         self.permission = permission
         self.peer_url = peer_url
+        self.max_message_bytes = max_message_bytes  # of one WebSocket message
 
 
 class GateRules:
@@ -132,7 +134,15 @@ class Gate(asyncio.Protocol):
         self._is_decided = True
         self._leave()
         self._rules.admit(
-            Admitted(self._core, request, bytes(self._raw), self._transport, decision, _peer_url(self._transport))
+            Admitted(
+                self._core,
+                request,
+                bytes(self._raw),
+                self._transport,
+                decision,
+                _peer_url(self._transport),
+                self._rules.max_message_bytes,
+            )
         )
 
     def _refuse(self, refusal: Refusal) -> None:

@@ -7,8 +7,8 @@ and a socket in callbacks, one read and one write a message. No compression is e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, PayloadTooBig
@@ -230,6 +230,11 @@ async def dial(target: Target) -> Wire:
     finally:
         if wire is None and transport is not None:
             transport.abort()
+
+
+async def listen(factory: Callable[[], asyncio.Protocol], host: str, port: int, **options: Any) -> asyncio.Server:
+    """`create_server` of the running event loop."""
+    return await asyncio.get_running_loop().create_server(factory, host, port, **options)
 
 
 def upgrade(admitted: Admitted) -> Wire | None:

@@ -28,6 +28,7 @@ class ChainPassage:
         self.stale = 0
         self._vocab_size = vocab_size
         self._head_parts = sum(1 for c in route.carriers if c.role == "head")
+        self._is_remote = stations[0].is_remote
         self._embeds = [(stations[c.station], c.part) for c in route.carriers if c.role == "embed"]
 
     def send(self, sequence: TokenSequence, one: Pass) -> None:
@@ -62,14 +63,19 @@ class ChainPassage:
             if len(parts) < self._head_parts:
                 return
             del sequence.partial[last]
-        sequence.answered(join_parts(last, parts, self._vocab_size, num_bytes=self._host_bytes(sequence, parts)))
+        sequence.answered(join_parts(last, parts, self._vocab_size, num_bytes=self._host_bytes(parts)))
 
-    def _host_bytes(self, sequence: TokenSequence, parts: Sequence[Tensor]) -> int:
-        overhead = HEADER_BYTES + PREFIX_BYTES
-        if not self._embeds[0][0].is_remote:
+    def _host_bytes(self, parts: Sequence[Tensor]) -> int:
+        if not self._is_remote:
             return 0
-        sent = len(self._embeds) * (overhead + 4 * parts[0].rows)
-        return sent + sum(overhead + len(part.data) for part in parts)
+        answer_bytes = sum(len(part.data) for part in parts)
+        return host_frame_bytes(len(self._embeds), len(parts), rows=parts[0].rows, answer_bytes=answer_bytes)
+
+
+def host_frame_bytes(num_embeds: int, num_heads: int, *, rows: int, answer_bytes: int) -> int:
+    """Bytes of the frames of one pass on the host's own links: ids to every embed part, answers of every head part."""
+    frames = (num_embeds + num_heads) * (HEADER_BYTES + PREFIX_BYTES)
+    return frames + num_embeds * 4 * rows + answer_bytes
 
 
 def last_position(answer: Tensor) -> int:

@@ -97,9 +97,9 @@ class Generation:
         self.cancel()
 
     def __del__(self) -> None:
-        is_running = self._decoder is not None and not self._decoder.is_over
-        if is_running and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._decoder.cancel)
+        decoder, loop = self._decoder, self._loop
+        if decoder is not None and loop is not None and not decoder.is_over and not loop.is_closed():
+            loop.call_soon_threadsafe(decoder.cancel)
 
     @property
     def result(self) -> Result:

@@ -34,6 +34,8 @@ EXIT_POLL_S = 0.01
 
 Pieces = Sequence[bytes | bytearray | memoryview]
 OnReply = Callable[[Message | AeonflowError], None]
+OnMessage = Callable[[Message], None]
+OnClose = Callable[[AeonflowError | None], None]
 
 
 class Dial(Protocol):
@@ -43,8 +45,8 @@ class Dial(Protocol):
         self,
         url: str,
         *,
-        on_message: Callable[[Message], None],
-        on_close: Callable[[AeonflowError | None], None],
+        on_message: OnMessage,
+        on_close: OnClose,
     ) -> Awaitable[Link]: ...
 
 
@@ -102,6 +104,11 @@ class StationLink:
         return self._link.remote
 
     @property
+    def transport(self) -> str:
+        """Name of the transport of the last connection; empty before the first."""
+        return self._link.transport if self._link is not None else ""
+
+    @property
     def is_remote(self) -> bool:
         """True when messages leave this process: such a crossing is a hop."""
         return self._link is not None and self._link.transport != "memory"
@@ -115,6 +122,8 @@ class StationLink:
                 link = await self._dial(url, on_message=self._received, on_close=self._closed)
         except TimeoutError:
             raise DeadlineError(f"station {self.name} at {url} did not answer within {timeout_s:g} s") from None
+        if link.is_closed:
+            raise LinkClosedError(f"station {self.name} at {url} closed the connection at once")
         self._link = link
         self.name = link.remote.name or self.name
         self.pid = link.remote.pid

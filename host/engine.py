@@ -1,0 +1,290 @@
+"""The engine: one model over its stations, to be embedded in any asyncio program.
+
+    async with Engine.launch(model="smollm2", plan="trisplit") as engine:
+        async for chunk in engine.generate("Hello! Who are you?"):
+            print(chunk.text, end="")
+
+It owns its links and, when it launched them, its stations: leaving the block leaves no process and no task. It has no
+event loop of its own and no global state; several engines may live side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import ssl as ssl_module
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from .card import HostCard
+from .decode import Decoder, Outbox
+from .errors import EngineClosedError
+from .fleet.state import FleetState
+from .generate import Generation, Seat, Setting
+from .launch import ConnectOptions, LaunchOptions, connected_stations, launched_stations
+from .network import Network
+from .pace import Pace
+from .request import Prompt, Request, check_count, make_request
+from .sequence import TokenSequence
+from .session import OneAnswer, Session
+from .setting import describe
+from .status import engine_status, probe
+
+DEADLINE_S = 60.0  # without any progress of a session; slow machines need seconds for a long prefill chunk
+IDLE_S = 3600.0  # after which stations forget a session that nobody used
+REJOIN_S = 20.0  # how long a new request waits for a lost station to come back
+
+
+class Engine:
+    """Made by `launch` or `connect`. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        name: str,
+        prefill_chunk: int | None,
+        rejoin_s: float,
+        describe_setting: Callable[[Network], Setting],
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.network = network
+        self.rejoin_s = rejoin_s
+        self.clock = clock
+        self._prefill_chunk = prefill_chunk
+        self._describe = describe_setting
+        self._pace = Pace(network.bundle.card, network.route, is_remote=network.stations[0].is_remote)
+        self._decoders: set[Decoder] = set()
+
+    # Making one.
+
+    @classmethod
+    @asynccontextmanager
+    async def launch(
+        cls,
+        *,
+        model: str = "smollm2",
+        plan: str = "solo",
+        route: str = "chain",
+        kernels: str = "fast",
+        threads: int | None = None,
+        transport: str = "auto",
+        coalesce: bool = True,
+        link_delay_ms: float = 0.0,
+        kv: str = "f32",
+        pair_x: str = "off",
+        speculate: str = "off",
+        volumes: str = "off",
+        prefill_chunk: int | None = None,
+        token: str | None = None,
+        exact: bool = False,
+        name: str | None = None,
+        deadline_s: float = DEADLINE_S,
+        rejoin_s: float = REJOIN_S,
+    ) -> AsyncIterator[Engine]:
+        """Start the stations of `plan` for `model`, and stop them at the end of the block.
+
+        `plan`: a preset (`solo`, `layers:N`, `trisplit`, `trisplit:per-layer`, suffix `+shards=N`) or the path of a
+        TOML file; `threads` None: 1 a station, in solo the usable cores, at most 8; `exact`: refuse whatever makes the
+        result depend on the cut; `deadline_s`: without any progress a generation fails, naming the station that
+        holds it up; `rejoin_s`: how long a new request waits for a lost station. Raises PlanError,
+        InvalidRequestError, StationStartError, UnsupportedOptionError before anything is left running.
+        """
+        options = LaunchOptions(
+            model=model,
+            plan=str(plan),
+            route=route,
+            kernels=kernels,
+            threads=threads,
+            transport=transport,
+            coalesce=coalesce,
+            link_delay_ms=link_delay_ms,
+            kv=kv,
+            pair_x=pair_x,
+            speculate=speculate,
+            volumes=volumes,
+            token=token,
+            exact=exact,
+            name=name,
+        )
+        options.check()
+        async with AsyncExitStack() as stack:
+            network = _network(is_relay=route == "relay", deadline_s=deadline_s)
+            stations = await launched_stations(options, network, stack)
+            async with _running(cls, network, stations, options, prefill_chunk, rejoin_s) as engine:
+                yield engine
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        urls: str | Sequence[str] | FleetState,
+        *,
+        token: str | None = None,
+        route: str = "chain",
+        transport: str = "auto",
+        coalesce: bool = True,
+        link_delay_ms: float = 0.0,
+        prefill_chunk: int | None = None,
+        exact: bool = False,
+        name: str | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        deadline_s: float = DEADLINE_S,
+        rejoin_s: float = REJOIN_S,
+    ) -> AsyncIterator[Engine]:
+        """Connect to stations that run: their addresses (ws://…, wss://…) or a fleet's state. They run on afterwards.
+
+        `token` is the fleet's secret. Raises AuthenticationError, LinkClosedError, VersionMismatchError for stations of
+        different models, PlanError naming what no station carries.
+        """
+        options = ConnectOptions(
+            urls=_addresses(urls),
+            token=token if token is not None or not isinstance(urls, FleetState) else urls.token,
+            route=route,
+            transport=transport,
+            coalesce=coalesce,
+            link_delay_ms=link_delay_ms,
+            exact=exact,
+            name=name or (urls.name if isinstance(urls, FleetState) else None),
+            ssl=ssl,
+        )
+        options.check()
+        network = _network(is_relay=route == "relay", deadline_s=deadline_s)
+        stations = connected_stations(options, network)
+        async with _running(cls, network, stations, options, prefill_chunk, rejoin_s) as engine:
+            yield engine
+
+    # Using it.
+
+    @property
+    def card(self) -> HostCard:
+        """The model, as the embed station serves it."""
+        return self.network.bundle.card
+
+    @property
+    def setting(self) -> Setting:
+        """Plan, route, kernels, transport, exactness: what every result says of how it was made."""
+        return self._describe(self.network)
+
+    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+        """One answer to a text, chat messages ({role, content}) or token ids, as an async iterator of chunks.
+
+        Options: max_tokens=256, temperature=0, top_k=0, top_p=1, min_p=0, seed=None, stop=None, raw=False,
+        ignore_eos=False, logprobs=None, logits_hash=False, prefill_chunk=None. A text gets the chat template unless
+        `raw`. Raises InvalidRequestError, with the value and what is allowed, before any station hears of it.
+        """
+        return self.make_generation(OneAnswer(self), self.make_request(prompt, **options))
+
+    def session(self) -> Session:
+        """A conversation whose KV stays at the stations between turns."""
+        return Session(self)
+
+    def tokenize(self, text: str, *, raw: bool = True) -> list[int]:
+        """Token ids of a text, as a prompt would be encoded: as it stands, or through the chat template (raw=False)."""
+        return self.network.bundle.text.encode_prompt(text, raw=raw)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        return self.network.bundle.text.tokenizer.decode(ids)
+
+    async def status(self) -> dict[str, Any]:
+        """Stations, readiness by a probe token sent now, counters: see `host/status.py`."""
+        if self.network.is_closed:
+            raise EngineClosedError("the engine has been left")
+        return await engine_status(self)
+
+    # What sessions and generations ask.
+
+    def make_request(self, prompt: Prompt, **options: Any) -> Request:
+        """The checked request, with the engine's own prefill chunk where none is given."""
+        if options.get("prefill_chunk") is None:
+            options["prefill_chunk"] = self._prefill_chunk
+        return make_request(self.network.bundle.text, self.card.context_length, self.card.vocab_size, prompt, **options)
+
+    def make_generation(self, seat: Seat, request: Request) -> Generation:
+        """A generation that has not begun."""
+        return Generation(seat, request, lambda: self.setting, self.clock)
+
+    async def open_sequence(self, num_positions: int) -> TokenSequence:
+        """A session on every station, once all of them are there."""
+        await self.network.wait_ready(self.rejoin_s)
+        return await self.network.open(num_positions)
+
+    def start(self, request: Request, sequence: TokenSequence, outbox: Outbox, on_end: Callable[[], None]) -> Decoder:
+        """Start the step loop of a generation on a session that holds the first rows of its prompt."""
+
+        def ended() -> None:
+            self._pace.learn(decoder, alone=self._decoders == {decoder})
+            self._decoders.discard(decoder)
+            on_end()
+
+        text = self.network.bundle.text
+        context = request.prompt_ids if request.is_continuation else ()
+        decoder = Decoder(
+            request,
+            sequence,
+            text.stream(stops=request.stops, context=context),
+            outbox,
+            cap=lambda: self._prefill_cap(decoder),
+            clock=self.clock,
+            on_end=ended,
+        )
+        self._decoders.add(decoder)
+        num_rows = len(request.prompt_ids) - len(sequence.tokens)
+        max_rows = min((s.hello.limits.max_rows or num_rows for s in self.network.stations), default=num_rows)
+        try:
+            decoder.start(self._pace.window(num_rows, request.prefill_chunk, max_rows))
+        except BaseException as error:
+            decoder.fail(error)
+            raise
+        return decoder
+
+    def _prefill_cap(self, decoder: Decoder) -> int | None:
+        """The most rows of a prefill chunk now: bounded while another generation waits for its next token."""
+        if decoder.request.prefill_chunk is None and any(d.is_decoding for d in self._decoders if d is not decoder):
+            return self._pace.cap()
+        return None
+
+
+@asynccontextmanager
+async def _running(
+    cls: type[Engine],
+    network: Network,
+    stations: Any,
+    options: LaunchOptions | ConnectOptions,
+    prefill_chunk: int | None,
+    rejoin_s: float,
+) -> AsyncIterator[Engine]:
+    """Join the stations, probe the chain, and close the network at the end whatever happens."""
+    if prefill_chunk is not None:
+        check_count("prefill_chunk", prefill_chunk)
+    try:
+        await network.start(stations.links, stations.make_plan)
+        engine = cls(
+            network,
+            name=options.name or stations.name,
+            prefill_chunk=prefill_chunk,
+            rejoin_s=rejoin_s,
+            describe_setting=lambda net: describe(options, net),
+            clock=time.perf_counter,
+        )
+        describe(options, network, refuse_bounded=options.exact)
+        engine._pace.probed(await probe(network))
+        yield engine
+    finally:
+        await asyncio.shield(network.close())
+
+
+def _network(*, is_relay: bool, deadline_s: float) -> Network:
+    rng = random.Random(secrets.randbits(64))
+    return Network(is_relay=is_relay, deadline_s=deadline_s, idle_s=IDLE_S, clock=time.perf_counter, rng=rng)
+
+
+def _addresses(urls: str | Sequence[str] | FleetState) -> tuple[str, ...]:
+    if isinstance(urls, FleetState):
+        return tuple(station.url for station in urls.stations)
+    return (urls,) if isinstance(urls, str) else tuple(urls)

@@ -1,0 +1,255 @@
+"""From options to stations: a fleet started for a plan, a station in this process, or addresses that were given.
+
+The host's only dealings with model files are the names it passes on; what it must know before stations run (how many
+layers there are to share out) it asks a child of the stations' own package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import ssl as ssl_module
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aeonflow.endpoint import connect
+from aeonflow.link import Link
+from aeonflow.messages import PROTOCOL_VERSION, Hello
+
+from .embedded import EmbeddedStation
+from .errors import HostError, InvalidRequestError
+from .fleet import Fleet, StationOptions
+from .fleet.launcher import usable_cores
+from .links import Dial, OnClose, OnMessage, StationLink
+from .network import Network
+from .plan import Plan, check, effect_of, from_hellos, make_plan
+
+TRANSPORTS = ("auto", "websockets", "picows")
+SOLO = "solo"
+MAX_SOLO_THREADS = 8  # more only wait for memory
+VERB_TIMEOUT_S = 600.0  # generating a large model takes its time
+MAX_EVENT_BYTES = 4 << 20
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The keywords of `Engine.launch` that concern the fleet."""
+
+    model: str
+    plan: str
+    route: str
+    kernels: str
+    threads: int | None
+    transport: str
+    coalesce: bool
+    link_delay_ms: float
+    kv: str
+    pair_x: str
+    speculate: str
+    volumes: str | bool | None
+    token: str | None
+    exact: bool
+    name: str | None
+
+    @property
+    def is_solo(self) -> bool:
+        return self.plan == SOLO
+
+    def check(self) -> None:
+        """InvalidRequestError for a value outside its range, UnsupportedOptionError for what is not built yet."""
+        _check_links(self.route, self.transport, self.link_delay_ms)
+        for option in ("kernels", "kv", "pair_x", "speculate"):
+            effect_of(option, getattr(self, option))
+        effect_of("volumes", self.volumes or "off")
+        if not self.model:
+            raise InvalidRequestError("model '': a name, a path or synthetic:… is needed")
+        if self.threads is not None and (isinstance(self.threads, bool) or self.threads < 1):
+            raise InvalidRequestError(f"threads {self.threads}: at least 1 is needed")
+        if self.is_solo and self.transport != "auto":
+            raise InvalidRequestError(f"transport {self.transport!r}: plan solo is one process and has no sockets")
+        if self.exact and self.kernels == "reference":
+            raise InvalidRequestError("exact and kernels 'reference' contradict each other: its cut is bounded")
+
+
+class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The keywords of `Engine.connect` that concern the links."""
+
+    urls: tuple[str, ...]
+    token: str | None
+    route: str
+    transport: str
+    coalesce: bool
+    link_delay_ms: float
+    exact: bool
+    name: str | None
+    ssl: ssl_module.SSLContext | None
+    plan: str = "connected"
+
+    def check(self) -> None:
+        """InvalidRequestError for a value outside its range."""
+        _check_links(self.route, self.transport, self.link_delay_ms)
+        if not self.urls:
+            raise InvalidRequestError("0 station addresses: at least 1 is needed")
+        for url in self.urls:
+            if not url.startswith(("ws://", "wss://")):
+                raise InvalidRequestError(f"station address {url!r}: ws://… or wss://… is needed")
+        if len(set(self.urls)) < len(self.urls):
+            raise InvalidRequestError(f"{len(self.urls)} station addresses, {len(set(self.urls))} different ones")
+        if not self.token:
+            raise InvalidRequestError("no token: the fleet's secret is needed to connect")
+
+
+class Stations(NamedTuple):
+    """Links not yet dialled, what makes the plan once they are, and a name for the engine."""
+
+    links: list[StationLink]
+    make_plan: Callable[[Sequence[StationLink]], Plan]
+    name: str
+
+
+async def launched_stations(options: LaunchOptions, network: Network, stack: AsyncExitStack) -> Stations:
+    """Start what the plan needs; `stack` stops it again. Raises before anything is left running."""
+    if options.is_solo:
+        return await _embedded_station(options, network, stack)
+    model, num_layers = await find_model(options.model)
+    plan = make_plan(options.plan, num_layers)
+    station_options = StationOptions(
+        model=model,
+        kernels=options.kernels,
+        threads=options.threads or 1,
+        transport=options.transport,
+        coalesce=options.coalesce,
+        link_delay_ms=options.link_delay_ms,
+    )
+    fleet = Fleet(plan.stations, station_options, name=options.name or "", token=options.token or "")
+    await stack.enter_async_context(fleet)
+    dial = network_dial(
+        fleet.token, options.transport, coalesce=options.coalesce, link_delay_ms=options.link_delay_ms, ssl=None
+    )
+    links = [
+        StationLink(
+            index,
+            station.url,
+            dial,
+            name=station.name,
+            process=station if station.pid else None,
+            on_message=network.received,
+            on_lost=network.lost,
+        )
+        for index, station in enumerate(fleet.stations)
+    ]
+    return Stations(links, lambda _: plan, fleet.name)
+
+
+def connected_stations(options: ConnectOptions, network: Network) -> Stations:
+    """Links to stations that run already; their hellos say who carries what."""
+    assert options.token is not None, "checked"
+    dial = network_dial(
+        options.token,
+        options.transport,
+        coalesce=options.coalesce,
+        link_delay_ms=options.link_delay_ms,
+        ssl=options.ssl,
+    )
+    links = [
+        StationLink(index, url, dial, on_message=network.received, on_lost=network.lost)
+        for index, url in enumerate(options.urls)
+    ]
+
+    def plan_of(stations: Sequence[StationLink]) -> Plan:
+        hellos = [station.hello for station in stations]
+        return check(from_hellos(hellos, hellos[0].num_layers, options.plan, options.urls))
+
+    return Stations(links, plan_of, options.plan)
+
+
+async def _embedded_station(options: LaunchOptions, network: Network, stack: AsyncExitStack) -> Stations:
+    model = options.model
+    if model.startswith("synthetic:"):
+        model, _ = await find_model(model)
+    station = EmbeddedStation(
+        model=model,
+        kernels=options.kernels,
+        threads=options.threads or min(usable_cores(), MAX_SOLO_THREADS),
+        coalesce=options.coalesce,
+        link_delay_s=options.link_delay_ms / 1000,
+        hello=host_hello(),
+    )
+    stack.push_async_callback(station.close)
+    link = StationLink(0, "memory:solo", station, name=SOLO, on_message=network.received, on_lost=network.lost)
+    return Stations([link], lambda links: make_plan(SOLO, links[0].hello.num_layers), options.name or SOLO)
+
+
+def network_dial(
+    token: str, transport: str, *, coalesce: bool, link_delay_ms: float, ssl: ssl_module.SSLContext | None
+) -> Dial:
+    """Dials stations over sockets with the fleet's secret."""
+
+    async def dial(url: str, *, on_message: OnMessage, on_close: OnClose) -> Link:
+        return await connect(
+            url,
+            hello=host_hello(),
+            token=token,
+            transport=transport,
+            on_message=on_message,
+            on_close=on_close,
+            ssl=ssl if url.startswith("wss://") else None,
+            link_delay_s=link_delay_ms / 1000,
+            coalesce=coalesce,
+        )
+
+    return dial
+
+
+def host_hello() -> Hello:
+    """What a host says of itself: any model, any numerics."""
+    return Hello(PROTOCOL_VERSION, f"host-{os.getpid()}", "host", pid=os.getpid())
+
+
+async def find_model(model: str) -> tuple[str, int]:
+    """The model as stations take it, and its number of layers; a generated one is made when it is not there yet.
+
+    Raises HostError with the words of the station package, which lists the models there are.
+    """
+    if model.startswith("synthetic:"):
+        result = await run_verb("import", model)
+        return str(result["name"]), int(result["num_layers"])
+    result = await run_verb("card", model)
+    return model, int(result["card"]["num_layers"])
+
+
+async def run_verb(verb: str, *arguments: str) -> dict[str, Any]:
+    """Run a verb of `python -m stations` to its end; returns its result event. Raises HostError with its error."""
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-P", "-m", "stations", verb, *arguments)
+    child = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, limit=MAX_EVENT_BYTES
+    )
+    try:
+        async with asyncio.timeout(VERB_TIMEOUT_S):
+            out, err = await child.communicate()
+    except BaseException:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+        raise
+    for line in reversed(out.splitlines()):
+        event: dict[str, Any] = msgspec.json.decode(line)
+        if event.get("event") == "result":
+            return event
+        if event.get("event") == "error":
+            raise HostError(str(event.get("message")))
+    last = (err.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
+    raise HostError(f"python -m stations {verb} ended with status {child.returncode}: {last}")
+
+
+def _check_links(route: str, transport: str, link_delay_ms: float) -> None:
+    effect_of("route", route)
+    if transport not in TRANSPORTS:
+        raise InvalidRequestError(f"transport {transport!r}: allowed is {', '.join(TRANSPORTS)}")
+    if not math.isfinite(link_delay_ms) or link_delay_ms < 0:
+        raise InvalidRequestError(f"link_delay_ms {link_delay_ms}: a number of at least 0 is needed")

@@ -1,0 +1,132 @@
+"""What `engine.status()` says: every station, whether a token goes through all of them, what moves on the links.
+
+Health is a token through the whole chain, not a port that answers: `ready` is the outcome of a probe made now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aeonflow.errors import AeonflowError
+from aeonflow.messages import Stats, StatsReply, decode_reply
+from aeonflow.tensors import Want
+
+from .links import LinkState, StationLink
+from .network import Network
+from .sequence import Answer
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+PROBE_TIMEOUT_S = 10.0
+STATS_TIMEOUT_S = 2.0
+
+
+class ProbeResult:
+    """A probe token that came through: seconds and one-way crossings it took."""
+
+    __slots__ = ("hops", "seconds")
+
+    def __init__(self, seconds: float, hops: int) -> None:
+        self.seconds = seconds
+        self.hops = hops
+
+
+async def probe(network: Network, *, rows: int = 1, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeResult:
+    """Send `rows` rows of token 0 through all stations. Raises what keeps them from arriving."""
+    loop = asyncio.get_running_loop()
+    sequence = await network.open(rows)
+    arrived: asyncio.Future[Answer] = loop.create_future()
+    try:
+        sequence.on_answer = lambda answer: None if arrived.done() else arrived.set_result(answer)
+        sequence.on_error = lambda error: None if arrived.done() else arrived.set_exception(error)
+        sent_s = loop.time()
+        sequence.send([0] * rows, Want.LAST)
+        async with asyncio.timeout(timeout_s):
+            answer = await arrived
+        return ProbeResult(loop.time() - sent_s, answer.hops)
+    finally:
+        network.close_session(sequence)
+
+
+async def engine_status(engine: Engine) -> dict[str, Any]:
+    """The status as plain values (`docs/protocol.md`, *Stats*, explains the counters of stations)."""
+    network = engine.network
+    stats = await _station_stats(network)
+    trouble = ""
+    probed: ProbeResult | None = None
+    if network.is_ready:
+        try:
+            probed = await probe(network)
+        except TimeoutError:
+            trouble = f"a probe token did not come back within {PROBE_TIMEOUT_S:g} s"
+        except AeonflowError as error:
+            trouble = str(error)
+    else:
+        away = [s.name for s in network.stations if s.state is not LinkState.READY]
+        trouble = f"not connected: {', '.join(away)}" if away else "the route is not installed"
+    links = [station for station in network.stations if station.state is LinkState.READY]
+    frames = sum(s.link.stats.frames_sent for s in links) + _total(stats, "frames_sent")
+    messages = sum(s.link.stats.messages_sent for s in links) + _total(stats, "messages_sent")
+    setting = engine.setting
+    return {
+        "name": engine.name,
+        "ready": probed is not None,
+        "problem": trouble,
+        "probe_s": probed.seconds if probed is not None else None,
+        "plan": setting.plan,
+        "route": setting.route,
+        "kernels": setting.kernels,
+        "transport": setting.transport,
+        "exactness": {"cut": setting.exactness.cut, "model": setting.exactness.model},
+        "model": engine.card.name,
+        "fingerprint": engine.card.fingerprint,
+        "stations": [_station_status(s, stats.get(s.index)) for s in network.stations],
+        "sessions": len(network.sequences),
+        "frames_per_message": frames / messages if messages else 0.0,
+        "seeds_sent": _total(stats, "seeds_sent"),
+        "seeds_received": _total(stats, "seeds_received"),
+        "stale_answers": network.stale,
+    }
+
+
+def _station_status(station: StationLink, stats: StatsReply | None) -> dict[str, Any]:
+    hello = station.hello if station.incarnation else None
+    entry: dict[str, Any] = {
+        "name": station.name,
+        "roles": list(hello.roles) if hello else [],
+        "pid": station.process.pid if station.process is not None else station.pid,
+        "url": station.url,
+        "state": station.state.value,
+        "kernels": hello.kernels if hello else "",
+        "numerics": hello.numerics if hello else "",
+        "transport": station.link.transport if station.state is LinkState.READY else "",
+        "problem": str(station.lost_error) if station.lost_error is not None else "",
+    }
+    if stats is not None:
+        entry["uptime_s"] = stats.uptime_s
+        entry["stats"] = stats.values
+    return entry
+
+
+async def _station_stats(network: Network) -> dict[int, StatsReply]:
+    """The counters of every station that answers in time, by index."""
+    ready = [station for station in network.stations if station.state is LinkState.READY]
+    if not ready:
+        return {}
+    asked = {station.index: station.ask(Stats()) for station in ready}
+    done, _ = await asyncio.wait(asked.values(), timeout=STATS_TIMEOUT_S)
+    found: dict[int, StatsReply] = {}
+    for index, future in asked.items():
+        if future not in done:
+            future.cancel()
+        elif future.exception() is None:
+            reply = decode_reply(future.result().payload)
+            if isinstance(reply, StatsReply):
+                found[index] = reply
+    return found
+
+
+def _total(stats: dict[int, StatsReply], key: str) -> int:
+    return sum(int(reply.values.get(key, 0)) for reply in stats.values())

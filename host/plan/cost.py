@@ -6,6 +6,8 @@ fixed cost, a crossing a latency. Measured numbers go in as arguments; nothing h
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -14,7 +16,7 @@ from aeonflow.errors import PlanError
 
 from .check import check
 from .path import Call, Link, TokenPath, calls_of, chain_path, relay_path
-from .plan import Plan, StationSpec
+from .plan import Plan, StationSpec, to_carriers
 from .presets import expand_preset
 from .sizes import Geometry, WeightSizes
 
@@ -123,9 +125,12 @@ def _token_path(plan: Plan, geometry: Geometry, weights: WeightSizes, route: str
         raise PlanError(f"route {route!r} is unknown; routes are chain and relay")
     walk = chain_path if route == "chain" else relay_path
 
+    shards = Counter((c.role, c.station) for c in to_carriers(plan) if c.parts > 1)
+
     def compute(call: Call) -> float:
-        """Shards of an end work side by side, as far as there are cores."""
-        crowding = max(1.0, call.carrier.parts / machine.cores) if machine.cores else 1.0
+        """Shards of an end work side by side, as far as they have stations and cores of their own."""
+        carrier = call.carrier
+        crowding = max(1.0, shards[(carrier.role, carrier.station)], carrier.parts / (machine.cores or math.inf))
         return call_seconds(call, weights, machine) * crowding
 
     return walk(plan, geometry, compute, link)

@@ -71,19 +71,29 @@ def placing(target: Path) -> Iterator[Path]:
 
     Raises ModelError when another process is placing the same target.
     """
-    scratch = target.parent / f".{target.name}.importing"
-    with open(target.parent / f".{target.name}.lock", "a") as lock:
+    with scratch_folder(target.parent / f".{target.name}.importing") as scratch:
+        yield scratch
+        _swap(scratch, target)
+
+
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """An empty folder at `path`, this process's alone, removed at the end; what a killed process left goes first.
+
+    Raises ModelError when another process has it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f"{path.name}.lock"), "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ModelError(f"{target.name} is being imported by another process") from error
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
+            raise ModelError(f"{path} is in use by another process: the same model is being imported") from error
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
         try:
-            yield scratch
-            _swap(scratch, target)
+            yield path
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _swap(scratch: Path, target: Path) -> None:

@@ -8,17 +8,16 @@ Tensor bytes are read on demand, never mapped, so an import's memory does not gr
 from __future__ import annotations
 
 import mmap
-import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..layout import weight_format
-from .checkpoint import SUPPORTED_TYPES, U8, SourceTensor, row_bytes
-from .errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
+from .checkpoint import SUPPORTED_TYPES, SourceTensor, row_bytes
+from .errors import CorruptModelError, UnsupportedModelError
+from .row_file import RowFile
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -45,15 +44,12 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file = RowFile(path)
+        self.size = self._file.size
         try:
-            self._fd = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise ModelNotFoundError(f"{path}: {error.strerror}") from error
-        try:
-            self.size = os.fstat(self._fd).st_size
             if self.size < MIN_FILE_BYTES:
                 raise CorruptModelError(f"{path}: {self.size} bytes, a GGUF file has at least {MIN_FILE_BYTES}")
-            with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as data:
+            with mmap.mmap(self._file.fd, 0, access=mmap.ACCESS_READ) as data:
                 header = _Header(path, data)
                 self.metadata = header.read_metadata()
                 infos = header.read_tensor_infos()
@@ -66,9 +62,7 @@ class GgufFile:
 
     def close(self) -> None:
         """Close the file; tensors can no longer be read."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def _tensor(self, info: _TensorInfo, start: int, alignment: int) -> SourceTensor:
         kind = _TYPE_NAMES.get(info.type_number)
@@ -88,20 +82,7 @@ class GgufFile:
             raise CorruptModelError(
                 f"{self.path}: {info.name} takes bytes {first:,} to {end:,}, the file has {self.size:,}: truncated"
             )
-        return SourceTensor(info.name, kind, rows, cols, self._reader(info.name, first, width))
-
-    def _reader(self, name: str, first: int, width: int) -> Callable[[int, int], U8]:
-        def read(lo: int, hi: int) -> U8:
-            data = np.empty((hi - lo, width), np.uint8)
-            view, at = data.data.cast("B"), first + lo * width
-            while view:
-                count = os.preadv(self._fd, [view], at)
-                if count == 0:
-                    raise CorruptModelError(f"{self.path}: {name} cut short at byte {at:,}")
-                view, at = view[count:], at + count
-            return data
-
-        return read
+        return SourceTensor(info.name, kind, rows, cols, self._file.rows(first, width))
 
 
 class _Header:

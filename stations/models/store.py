@@ -98,7 +98,6 @@ class ModelStore:
         shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)  # at once gone by name, even if deleting is interrupted
         shutil.rmtree(doomed)
-        path.with_name(f".{name}.lock").unlink(missing_ok=True)
         return size
 
     def _absent(self, name: str) -> str:

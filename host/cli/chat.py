@@ -69,15 +69,15 @@ def chat(
         token_file=token_file,
     )
     keywords = given(
-        dict(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            stop=stop,
-            prefill_chunk=prefill_chunk,
-        )
+        {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "seed": seed,
+            "stop": stop,
+            "prefill_chunk": prefill_chunk,
+        }
     )
     converse(prepare_engine(request), fleet or plan or DEFAULT_PLAN, system=system, keywords=keywords)

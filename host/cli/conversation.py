@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import queue
 import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from aeonflow.errors import AeonflowError
+
 from .background import EngineThread
+from .failure import one_line
+from .loop import TerminatedError
 from .output import note
-from .progress import starting
+from .progress import starting, summary
 
 if TYPE_CHECKING:
     from host.engine import Engine
+    from host.generate import Generation
+    from host.result import Result
+    from host.session import Session
 
 PROMPT = "> "
 HELP = (
@@ -33,10 +43,9 @@ def converse(
     """Until /quit or the end of stdin. Errors: those of starting the engine; a failed answer is shown, not raised."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminate)
-    thread = EngineThread(open_engine)
-    with starting(what):
-        thread.__enter__()
-    with _left(thread):
+    with ExitStack() as stack:
+        with starting(what):
+            thread = stack.enter_context(EngineThread(open_engine))
         conversation = Conversation(thread, system, keywords)
         for line in _lines():
             if line in ("/quit", "/exit"):
@@ -50,3 +59,91 @@ def converse(
                 note(f"unknown command {line.split()[0]}; there are /help, /reset, /quit")
             elif line:
                 conversation.answer(line)
+
+
+class Conversation:
+    """One session of the engine, used from the main thread."""
+
+    def __init__(self, thread: EngineThread, system: str | None, keywords: dict[str, Any]) -> None:
+        self._thread = thread
+        self._system = system
+        self._keywords = keywords
+        self._session = self._new_session()
+
+    def reset(self) -> None:
+        """Forget history and KV."""
+        self._thread.wait(self._session.close())
+        self._session = self._new_session()
+
+    def answer(self, text: str) -> None:
+        """Stream the answer to stdout. Ctrl-C ends it; what was said stays in the history."""
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        generation: Generation | None = None
+
+        async def generate() -> Result:
+            nonlocal generation
+            try:
+                generation = self._session.generate(text, **self._keywords)
+                async for chunk in generation:
+                    pieces.put(chunk.text)
+                return generation.result
+            finally:
+                pieces.put(None)
+
+        def cancel() -> None:
+            if generation is not None:
+                generation.cancel()
+
+        future = self._thread.submit(generate())
+        try:
+            _print_until_none(pieces)
+        except KeyboardInterrupt:
+            self._thread.call(cancel)
+            _print_until_none(pieces)
+        except BaseException:
+            self._thread.call(cancel)
+            raise
+        try:
+            result = future.result()
+        except AeonflowError as exc:
+            note(f"error: {one_line(exc)}")
+        else:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            note(summary(result))
+
+    def _new_session(self) -> Session:
+        session = self._thread.engine.session()
+        if self._system is not None:
+            session.messages.append({"role": "system", "content": self._system})
+        return session
+
+
+def _print_until_none(pieces: queue.SimpleQueue[str | None]) -> None:
+    while (piece := pieces.get()) is not None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _lines() -> Iterator[str]:
+    """Messages of the user: prompted for on a terminal, the lines of stdin elsewhere. Ctrl-C drops the line."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401  line editing and history for input()
+        note("/help lists the commands, Ctrl-D leaves")
+    while True:
+        try:
+            line = input(PROMPT) if is_terminal else sys.stdin.readline()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            note("(/quit or Ctrl-D leaves)")
+            continue
+        if not is_terminal and not line:
+            return
+        yield line.strip()
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise TerminatedError(signal.Signals(number))

@@ -39,7 +39,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.fleet is None:
             if self.token_file is not None:
                 raise UsageError(
-                    "--token-file goes with --fleet URL: a fleet started for this run makes its own secret"
+                    "--token-file goes with --fleet URL: stations started for this command get a secret of their own"
                 )
             return
         started_with = {
@@ -47,7 +47,6 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
             "--plan": self.plan,
             "--kernels": self.kernels,
             "--threads": self.threads,
-            "--link-delay-ms": self.link_delay_ms,
         }
         given = [option for option, value in started_with.items() if value is not None]
         if given:
@@ -65,14 +64,18 @@ def prepare_engine(request: EngineRequest) -> Callable[[], AbstractAsyncContextM
     from host.engine import Engine
 
     request.check()
-    shared: dict[str, Any] = {"route": request.route, "transport": request.transport}
+    shared: dict[str, Any] = {
+        "route": request.route,
+        "transport": request.transport,
+        "link_delay_ms": request.link_delay_ms,
+    }
     if request.coalesce is not None:
         shared["coalesce"] = request.coalesce == "on"
     if request.fleet is not None:
         target = find_target(request.fleet, request.token_file)
-        return partial(Engine.connect, target.urls, token=target.token, **given(shared))
-    model, _ = ready_model(request.model)
-    started = {"kernels": request.kernels, "threads": request.threads, "link_delay_ms": request.link_delay_ms}
+        return partial(Engine.connect, target.state or target.urls, token=target.token, **given(shared))
+    model = ready_model(request.model).name
+    started = {"kernels": request.kernels, "threads": request.threads}
     return partial(Engine.launch, model=model, plan=request.plan or DEFAULT_PLAN, **given(shared | started))
 
 

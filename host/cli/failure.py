@@ -1,7 +1,7 @@
 """From exceptions to exit codes: one line `error: …` on stderr, never a traceback.
 
-0 done · 1 it failed · 2 the command cannot be meant like this · 130 stopped by Ctrl-C · 141 the reader of the pipe left ·
-143 ended by SIGTERM.
+0 done · 1 it failed · 2 the command cannot be meant like this · 130 stopped by Ctrl-C · 141 the reader of the pipe
+left · 143 ended by SIGTERM.
 `AEONFLOW_DEBUG=1` shows the traceback before the line.
 """
 
@@ -75,10 +75,15 @@ def _is_usage(exc: BaseException) -> bool:
     return isinstance(exc, UsageError | InvalidRequestError)
 
 
+def one_line(exc: BaseException) -> str:
+    """The message of an error without line breaks."""
+    return " ".join(str(exc).split())
+
+
 def _message(exc: BaseException) -> str:
     from aeonflow.errors import AeonflowError
 
-    text = " ".join(str(exc).split())
+    text = one_line(exc)
     if isinstance(exc, UsageError | CommandFailedError | AeonflowError) and text:
         return text
     if isinstance(exc, OSError) and exc.strerror:

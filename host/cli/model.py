@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from .cache import DEFAULT_MODEL, model_depth, model_path, require_known
+from typing import Any, NamedTuple
+
+from .cache import DEFAULT_MODEL, GENERATED, model_path, read_card
 from .children import run_verb
 from .failure import CommandFailedError
 from .pull import pull_default_if_missing
 
-GENERATED = "synthetic:"
+
+class ReadyModel(NamedTuple):
+    """`name` as stations take it; `card` as on disk."""
+
+    name: str
+    num_layers: int
+    card: dict[str, Any]
 
 
-def ready_model(model: str | None) -> tuple[str, int]:
-    """The model as stations take it, and its number of layers. None: the default one, pulled if it is missing.
+def ready_model(model: str | None) -> ReadyModel:
+    """The model in place, ready for stations. None: the default one, pulled if it is missing.
 
     Errors: CommandFailedError that says how to import it.
     """
     name = model or DEFAULT_MODEL
     pull_default_if_missing(name)
     if name.startswith(GENERATED):
-        name = _generated(name)
-    require_known(name)
-    return name, model_depth(model_path(name))
-
-
-def _generated(text: str) -> str:
-    result = run_verb("import", [text])
-    name = result.get("name")
-    if not isinstance(name, str):
-        raise CommandFailedError(f"{text} was generated, but the import names no model")
-    return name
+        name = str(run_verb("import", [name])["name"])
+    path = model_path(name)
+    card = read_card(path)
+    num_layers = card.get("num_layers")
+    if not isinstance(num_layers, int) or num_layers < 1:
+        raise CommandFailedError(f"model {name!r}: {num_layers!r} layers on its card; at least 1 is needed")
+    return ReadyModel(name, num_layers, card)

@@ -1,4 +1,4 @@
-"""`aeonflow models`: what the cache holds, and `models rm` to make room."""
+"""`aeonflow models`: what the cache holds; `models rm` to make room, `models verify` to hash it again."""
 
 from __future__ import annotations
 
@@ -6,46 +6,54 @@ from typing import Annotated
 
 import typer
 
+from .children import run_verb
 from .options import AsJson
 
-app = typer.Typer(invoke_without_command=True, no_args_is_help=False, rich_markup_mode=None)
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name in the cache.")]
 
 
 @app.callback()
 def models(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the imported models; `aeonflow models rm NAME` deletes one."""
+    """List the imported models, delete one, or check its files."""
     if context.invoked_subcommand is not None:
         return
-    import msgspec
-
-    from .cache import cached_models, human_bytes, models_folder
+    from .cache import human_bytes, models_folder
     from .output import note, print_json, print_table
 
-    found = cached_models()
+    found = run_verb("models", [])["models"]
     if as_json:
-        print_json([msgspec.to_builtins(model) for model in found])
-        return
-    if not found:
+        print_json(found)
+    elif not found:
         note(f"no models in {models_folder()}; import one with: aeonflow pull smollm2")
-        return
-    rows = [
-        (
-            m.name,
-            human_bytes(m.disk_bytes),
-            str(m.num_layers),
-            str(m.hidden_size),
-            str(m.context_length),
-            m.problem or m.source,
-        )
-        for m in found
-    ]
-    print_table(("model", "size", "layers", "hidden", "context", "source"), rows)
+    else:
+        rows = [
+            (
+                m["name"],
+                human_bytes(m["bytes"]),
+                f"{m['files']} of {m['files_total']}",
+                m["fingerprint"][:12],
+                m["source"],
+            )
+            for m in found
+        ]
+        print_table(("model", "size", "files", "fingerprint", "source"), rows)
 
 
 @app.command("rm")
-def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="The model's name in the cache.")]) -> None:
+def remove(name: Name) -> None:
     """Delete an imported model."""
-    from .cache import human_bytes, remove_model
+    from .cache import human_bytes
     from .output import note
 
-    note(f"removed {name}: {human_bytes(remove_model(name))} freed")
+    note(f"removed {name}: {human_bytes(run_verb('models', ['rm', name])['bytes'])} freed")
+
+
+@app.command("verify")
+def verify(name: Name) -> None:
+    """Hash every weight file of a model and compare with its manifest."""
+    from .output import note
+
+    run_verb("models", ["verify", name])
+    note(f"{name} is intact")

@@ -102,16 +102,15 @@ def _note(text: str, is_built: bool) -> str:
 
 
 def _sizes(model: str | None) -> Any:
-    """Geometry and weight sizes of a model: from its manifest, or estimated where only its card is there."""
+    """Geometry and weight sizes of a model, from its card and manifest."""
     from host.plan import Geometry, weights_from_manifest
 
-    from .cache import read_documents
+    from .cache import model_path, read_manifest
     from .model import ready_model
 
-    name, _ = ready_model(model)
-    card, manifest = read_documents(name)
-    geometry = Geometry.from_card(card)
-    return geometry, weights_from_manifest(manifest, geometry.num_layers)
+    ready = ready_model(model)
+    geometry = Geometry.from_card(ready.card)
+    return geometry, weights_from_manifest(read_manifest(model_path(ready.name)), geometry.num_layers)
 
 
 def _print_cost(cost: PlanCost) -> None:

@@ -94,19 +94,19 @@ def run(
     request.check()
     text = _prompt(prompt)
     keywords = given(
-        dict(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            stop=stop,
-            raw=raw,
-            ignore_eos=ignore_eos,
-            prefill_chunk=prefill_chunk,
-            logits_hash=logits_hash,
-        )
+        {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "seed": seed,
+            "stop": stop,
+            "raw": raw,
+            "ignore_eos": ignore_eos,
+            "prefill_chunk": prefill_chunk,
+            "logits_hash": logits_hash,
+        }
     )
     open_engine = prepare_engine(request)
     run_async(_generate(open_engine, request.fleet or request.plan or DEFAULT_PLAN, text, keywords, as_json=as_json))

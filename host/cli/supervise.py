@@ -18,6 +18,7 @@ from host.fleet.supervisor import Supervisor
 
 from .failure import CommandFailedError
 from .loop import run_async
+from .model import ready_model
 from .output import note
 
 SUPERVISOR_LOG = "supervisor.log"
@@ -64,7 +65,7 @@ def run_detached(request: FleetRequest) -> None:
     from .target import registry
 
     fleets = registry()
-    _prepare(request)
+    ready_model(request.model or None)  # here, where its progress is seen
     directory = fleets.directory(request.name)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     read_end, write_end = os.pipe()
@@ -92,21 +93,14 @@ def run_detached(request: FleetRequest) -> None:
     raise CommandFailedError(verdict.get("message") or f"the supervisor ended; see {directory / SUPERVISOR_LOG}")
 
 
-def _prepare(request: FleetRequest) -> tuple[str, int]:
-    """The model's name and depth, with the model in place: a detached child must not stop at a download."""
-    from .model import ready_model
-
-    return ready_model(request.model or None)
-
-
 def _supervisor(request: FleetRequest, *, on_change: Callable[[FleetState], None]) -> Supervisor:
     from host.plan import make_plan
 
     from .target import read_token_file, registry
 
-    model, num_layers = _prepare(request)
+    model = ready_model(request.model or None)
     options = StationOptions(
-        model=model,
+        model=model.name,
         kernels=request.kernels,
         threads=request.threads,
         transport=request.transport,
@@ -114,7 +108,7 @@ def _supervisor(request: FleetRequest, *, on_change: Callable[[FleetState], None
         link_delay_ms=request.link_delay_ms,
     )
     token = read_token_file(Path(request.token_file)) if request.token_file else ""
-    plan = make_plan(request.plan, num_layers)
+    plan = make_plan(request.plan, model.num_layers)
     return Supervisor(registry(), request.name, plan, options, token=token, on_change=on_change)
 
 

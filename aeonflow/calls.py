@@ -1,7 +1,7 @@
 """The calls in flight on one connection: ids, replies, and the ids of calls given up.
 
-Call ids have the top bit set and the low bit tells the side that dialed, so that both sides may call each other and
-counters of one-way messages (top bit clear) never meet a call id.
+What the two sides start never shares a number: the dialling side uses numbers below 0x80000000 for what it does not wait
+for and odd ones above for its calls, the accepting side even ones from 0x80000000 on for both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class CallTable:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_dialer: bool) -> None:
         self._loop = loop
+        self._is_dialer = is_dialer
         self._next_id = FIRST_CALL_ID | int(is_dialer)
+        self._next_one_way = 0
         self._pending: dict[tuple[int, int], asyncio.Future[Message]] = {}
         self._abandoned: OrderedDict[tuple[int, int], None] = OrderedDict()
         self.late_replies = 0
@@ -30,19 +32,31 @@ class CallTable:
     def __len__(self) -> int:
         return len(self._pending)
 
+    def next_one_way(self) -> int:
+        """A sequence for a message that nobody here waits on."""
+        if self._is_dialer:
+            sequence = self._next_one_way
+            self._next_one_way = (sequence + 1) & (FIRST_CALL_ID - 1)
+            return sequence
+        return self._next()
+
     def open(self, stream: int, max_calls: int) -> tuple[int, asyncio.Future[Message]]:
         """A new call's id and the future of its reply. OverloadedError at `max_calls` in flight."""
         if len(self._pending) >= max_calls:
             raise OverloadedError(f"{len(self._pending)} calls in flight: {max_calls} are allowed on this connection")
         for _ in range(len(self._pending) + len(self._abandoned) + 1):
-            sequence = self._next_id
-            self._next_id = FIRST_CALL_ID | (sequence + 2) & 0xFFFF_FFFF
+            sequence = self._next()
             key = (stream, sequence)
             if key not in self._pending and key not in self._abandoned:
                 reply: asyncio.Future[Message] = self._loop.create_future()
                 self._pending[key] = reply
                 return sequence, reply
         raise LocalProtocolError(f"no free call id on stream {stream:04x}")
+
+    def _next(self) -> int:
+        sequence = self._next_id
+        self._next_id = FIRST_CALL_ID | (sequence + 2) & 0xFFFF_FFFF
+        return sequence
 
     def take(self, message: Message) -> bool:
         """True when `message` answers a call of ours, in flight or given up; it goes no further then."""

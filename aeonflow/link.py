@@ -17,7 +17,7 @@ from . import bands
 from .assembly import Assembler, Message, cut_message
 from .auth import Permission
 from .batcher import FlowSendBatcher
-from .calls import FIRST_CALL_ID, CallTable
+from .calls import CallTable
 from .errors import (
     AeonflowError,
     BadMessageError,
@@ -84,7 +84,6 @@ class Link:
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._opened.add_done_callback(lambda done: done.cancelled() or done.exception())  # only dialers await it
         self._calls = CallTable(self._loop, is_dialer=is_dialer)
-        self._next_sequence = 0
         self._drained: list[asyncio.Future[None]] = []
         self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)
         self._max_payload_bytes = MAX_CONNECTION_MESSAGE_BYTES  # until hello has come
@@ -147,10 +146,8 @@ class Link:
         self._heart.source = source
 
     def next_sequence(self) -> int:
-        """The next number of this side's counter for one-way messages: 0 to 2³¹ − 1, then again."""
-        sequence = self._next_sequence
-        self._next_sequence = (sequence + 1) & (FIRST_CALL_ID - 1)
-        return sequence
+        """A sequence for a one-way message, or a call whose replies `on_message` takes; never one the peer uses."""
+        return self._calls.next_one_way()
 
     def send(self, stream: int, sequence: int, pieces: Buffer | Sequence[Buffer], flags: Flags = Flags.FIN) -> None:
         """Queue a message; copies `pieces` once and never blocks.

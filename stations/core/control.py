@@ -42,7 +42,7 @@ Gauges = Callable[[], dict[str, Any]]
 
 
 class Control:
-    """`gauges` gives what only the shell knows for Stats (links, memory, peers); `pid` likewise."""
+    """`gauges` gives what only the shell knows for Stats (links, memory, peers)."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Control:
         passes: Passes,
         outbox: Outbox,
         counters: Counters,
-        gauges: Gauges,
     ) -> None:
         self.is_draining = False
+        self.gauges: Gauges = dict  # the shell's own part of Stats
         self._name = name
         self._pid = pid
         self._started_s = started_s
@@ -67,7 +67,6 @@ class Control:
         self._passes = passes
         self._outbox = outbox
         self._counters = counters
-        self._gauges = gauges
 
     def receive(self, caller: Caller, payload: Buffer, now: float) -> None:
         """Carry out a request and answer it; errors are answered as VENTs."""
@@ -171,7 +170,7 @@ class Control:
             "kv_reserved_bytes": self._sessions.reserved_bytes,
             "kv_budget_bytes": self._limits.kv_budget_bytes,
             "is_draining": self.is_draining,
-            **self._gauges(),
+            **self.gauges(),
         }
 
 

@@ -48,10 +48,6 @@ _NOT_BUILT = {
 }
 
 
-def _no_gauges() -> dict[str, Any]:
-    return {}
-
-
 class Station:
     """One station over one backend. `in_process`: it lives inside the host, so its messages are no hops.
 
@@ -70,7 +66,6 @@ class Station:
         now: float,
         pid: int = 0,
         in_process: bool = False,
-        gauges: Callable[[], dict[str, Any]] = _no_gauges,
     ) -> None:
         self.name = name
         self.card = card
@@ -89,7 +84,7 @@ class Station:
             Emitter(self._outbox, self.counters, 0 if in_process else 1),
         )  # fmt: skip
         self._control = Control(
-            name, pid, now, limits, self.sessions, self._routes, self._passes, self._outbox, self.counters, gauges
+            name, pid, now, limits, self.sessions, self._routes, self._passes, self._outbox, self.counters
         )
         self.next_batch: Callable[[], Batch | None] = self._passes.next_batch
 
@@ -113,6 +108,10 @@ class Station:
     def dial_urls(self) -> set[str]:
         """The only addresses this station may dial: successors on installed routes."""
         return self._routes.urls()
+
+    def use_gauges(self, gauges: Callable[[], dict[str, Any]]) -> None:
+        """What the shell adds to every Stats reply."""
+        self._control.gauges = gauges
 
     def link_opened(self, link: int, is_host: bool) -> None:
         """A connection is up; `is_host`: it showed the fleet's secret, not only a station's key."""

@@ -20,6 +20,7 @@ from ..core.outgoing import Outgoing, ToLink, ToStation
 from ..core.station import Station
 from .compute_thread import ComputeThread
 from .costs import INLINE_LIMIT_S, CostModel
+from .machine import resident_bytes
 from .peers import Dial, PeerOptions, Peers
 
 TICK_S = 1.0
@@ -63,6 +64,7 @@ class Shell:
             on_unsent=self._unsent,
             options=peer_options,
         )
+        station.use_gauges(self.gauges)
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def add_link(self, link: Link) -> None:
@@ -80,7 +82,7 @@ class Shell:
         return Heartbeat(self.station.queued, busy_s)
 
     def gauges(self) -> dict[str, Any]:
-        """What Stats says of links."""
+        """What Stats says of links and memory."""
         links = [*self.links.values(), *self._peers.links]
         stats = [link.stats for link in links]
         frames, messages = sum(s.frames_sent for s in stats), sum(s.messages_sent for s in stats)
@@ -95,6 +97,7 @@ class Shell:
             "bytes_received": sum(s.bytes_received for s in stats),
             "frames_per_message": frames / messages if messages else 0.0,
             "busy_s": self.heartbeat().busy_s,
+            "rss_bytes": resident_bytes(),
         }
 
     async def drain(self, timeout_s: float) -> bool:

@@ -1,7 +1,7 @@
 """The calls in flight on one connection: ids, replies, and the ids of calls given up.
 
-What the two sides start never shares a number: the dialling side uses numbers below 0x80000000 for what it does not wait
-for and odd ones above for its calls, the accepting side even ones from 0x80000000 on for both.
+What the two sides start never shares a number: the dialling side uses numbers below 0x80000000 for what it does not
+wait for and odd ones above for its calls, the accepting side even ones from 0x80000000 on for both.
 """
 
 from __future__ import annotations

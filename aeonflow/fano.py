@@ -1,26 +1,26 @@
 """The Fano plane as tables: seven points, seven lines, and the signs of the octonions' products on them.
 
-Points are the kinds of workers, a line names the traffic between three of them; residual seeds carry line and orientation
-in their stream id (`bands.seed_stream`). Pure: nothing here knows a session or a socket. Table of what each line
-carries: `docs/protocol.md`, *Fano lines*.
+Points are the kinds of workers, a line names the traffic between three of them; residual seeds carry line and
+orientation in their stream id (`bands.seed_stream`). Pure: nothing here knows a session or a socket. Table of what each
+line carries: `docs/protocol.md`, *Fano lines*.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 PLUS, MINUS = 0, 1  # orientations; they compose by XOR
 UNIT = 0  # index of the real unit e0 in products
 
 
-class Point(NamedTuple):
+class Point(msgspec.Struct, frozen=True):
     """e1 to e7."""
 
     index: int
     role: str
 
 
-class Line(NamedTuple):
+class Line(msgspec.Struct, frozen=True):
     """A cyclic triple (a, b, c): ab = +c, bc = +a, ca = +b; reversed, minus."""
 
     index: int  # 0 to 6, as in a seed's stream id
@@ -50,7 +50,7 @@ LINES: tuple[Line, ...] = (
 )
 
 
-class Product(NamedTuple):
+class Product(msgspec.Struct, frozen=True):
     """± e_index: `orientation` PLUS or MINUS; index 0 is the unit."""
 
     orientation: int

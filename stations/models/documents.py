@@ -12,6 +12,8 @@ from typing import NamedTuple
 import cbor2
 import msgspec
 
+from aeonflow.frames import Buffer
+
 from .card import ModelCard
 from .errors import CorruptModelError
 from .manifest import Manifest, decode_manifest
@@ -53,7 +55,7 @@ def encode_bundle(bundle: Bundle) -> bytes:
     )
 
 
-def decode_bundle(data: bytes | memoryview) -> Bundle:
+def decode_bundle(data: Buffer) -> Bundle:
     """The bundle of CBOR bytes from a peer, every field checked; raises CorruptModelError."""
     try:
         content = cbor2.loads(bytes(data))

@@ -58,6 +58,7 @@ class Engine:
         self._prefill_chunk = prefill_chunk
         self._describe = describe_setting
         self._pace = Pace(network.bundle.card, network.route, is_remote=network.stations[0].is_remote)
+        self._described: tuple[int, Setting] | None = None
         self._decoders: set[Decoder] = set()
 
     # Making one.
@@ -168,7 +169,10 @@ class Engine:
     @property
     def setting(self) -> Setting:
         """Plan, route, kernels, transport, exactness: what every result says of how it was made."""
-        return self._describe(self.network)
+        route = self.network.route.route
+        if self._described is None or self._described[0] != route:  # a station that came back may be another
+            self._described = (route, self._describe(self.network))
+        return self._described[1]
 
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         """One answer to a text, chat messages ({role, content}) or token ids, as an async iterator of chunks.

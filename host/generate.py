@@ -89,8 +89,8 @@ class Generation:
         self._is_cancelled = True
         if self._decoder is not None:
             self._decoder.cancel()
-        elif not self._outbox.is_over:
-            self._outbox.end()
+        elif self._loop is None:
+            self._outbox.end()  # never begun; one that is just beginning cancels itself when it has begun
 
     async def aclose(self) -> None:
         """What `async with contextlib.aclosing(generation)` calls: `cancel`."""

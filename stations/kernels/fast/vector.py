@@ -8,10 +8,13 @@ into what the machine has. `docs/numerics.md` states exp, tanh and the horizonta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, config
+
+from .target import Target, current_target
 
 LANES = 16
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
@@ -60,11 +63,19 @@ def const_i64(value: int) -> ir.Constant:
 ZERO = const_f32(0.0)
 
 
+@cache
+def compile_target() -> Target:
+    """The CPU that numba compiles for in this process."""
+    settings = {"NUMBA_CPU_NAME": config.CPU_NAME, "NUMBA_CPU_FEATURES": config.CPU_FEATURES}
+    return current_target({name: value for name, value in settings.items() if value is not None})
+
+
 class Emitter:
     """Vector operations on one IR builder. Addresses are i64 values in bytes."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.b = builder
+        self.target = compile_target()
 
     # memory
 
@@ -94,6 +105,38 @@ class Emitter:
         slot = cgutils.alloca_once(self.b, initial.type)
         self.b.store(initial, slot)
         return slot
+
+    # f16
+
+    def half_to_float(self, value: ir.Value) -> ir.Value:
+        """f16 lanes → f32, exact. Without the CPU's instruction: the bits are shifted, then rescaled by 2¹¹²."""
+        b = self.b
+        if self.target.has_half_conversion:
+            return b.fpext(value, V32)
+        bits = b.zext(b.bitcast(value, VI16), VI32)
+        size = b.shl(b.and_(bits, const_i32(0x7FFF)), const_i32(13))
+        scaled = b.bitcast(b.fmul(b.bitcast(size, V32), const_f32(2.0**112)), VI32)
+        special = b.icmp_unsigned(">=", size, const_i32(0x0F800000))  # inf and NaN keep an all-ones exponent
+        scaled = b.select(special, b.or_(size, const_i32(0x7F800000)), scaled)
+        return b.bitcast(b.or_(scaled, b.shl(b.and_(bits, const_i32(0x8000)), const_i32(16))), V32)
+
+    def float_to_half(self, value: ir.Value) -> ir.Value:
+        """f32 lanes → f16, to nearest even; too large becomes inf."""
+        b = self.b
+        if self.target.has_half_conversion:
+            return b.fptrunc(value, V16)
+        bits = b.bitcast(value, VI32)
+        size = b.and_(bits, const_i32(0x7FFFFFFF))
+        # ordinary numbers: re-bias the exponent, add half of the last place, ties by its lowest bit
+        odd = b.and_(b.lshr(size, const_i32(13)), const_i32(1))
+        normal = b.lshr(b.add(b.add(size, const_i32(0x0FFF - (112 << 23))), odd), const_i32(13))
+        # below 2⁻¹⁴: adding ½ leaves the rounded fraction in the low bits
+        tiny = b.sub(b.bitcast(b.fadd(b.bitcast(size, V32), const_f32(0.5)), VI32), const_i32(0x3F000000))
+        half = b.select(b.icmp_unsigned("<", size, const_i32(0x38800000)), tiny, normal)
+        half = b.select(b.icmp_unsigned(">=", size, const_i32(0x47800000)), const_i32(0x7C00), half)
+        half = b.select(b.icmp_unsigned(">", size, const_i32(0x7F800000)), const_i32(0x7E00), half)
+        half = b.or_(half, b.and_(b.lshr(bits, const_i32(16)), const_i32(0x8000)))
+        return b.bitcast(b.trunc(half, VI16), V16)
 
     # arithmetic
 

@@ -1,0 +1,211 @@
+"""Work on single rows of activations: norm, SwiGLU, sums, and the tiles that products read.
+
+A row is f32 at an address, in whole vectors of 16: areas have room for that, and what lies beyond `width` is ignored
+on reading and zero on writing. Orders of operations: `docs/numerics.md`.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ...layout import BLOCK_COLS, GROUP_ROWS, weight_format
+from .codes import BlockReader, block_addresses
+from .machine import I, copy_bytes, load_f32, store_f32
+from .product import JIT, tile_rows
+from .vector import F32, I32, I64, LANES, V32, VI32, ZERO, Emitter, const_f32, const_i64
+
+_VECTOR_BYTES = LANES * 4
+
+
+def _masked(e: Emitter, base: ir.Value, vector: ir.Value, width: ir.Value) -> ir.Value:
+    """Vector number `vector` of a row of `width` values; lanes beyond it are zero."""
+    b = e.b
+    lanes = ir.Constant(VI32, list(range(LANES)))
+    left = b.trunc(b.sub(width, b.mul(vector, const_i64(LANES))), I32)
+    value = e.load(base, b.mul(vector, const_i64(_VECTOR_BYTES)), V32, align=4)
+    return b.select(b.icmp_signed("<", lanes, e.splat(left)), value, ZERO)
+
+
+def _vectors(e: Emitter, width: ir.Value) -> ir.Value:
+    return e.b.lshr(e.b.add(width, const_i64(LANES - 1)), const_i64(4))
+
+
+def _each_vector(e: Emitter, width: ir.Value) -> ir.Value:
+    return cgutils.for_range(e.b, _vectors(e, width), intp=I64)
+
+
+@intrinsic
+def copy_row(typing, target, source, width, padded):
+    """`width` values to a row of `padded` (a multiple of 16), zeros behind. `source` is read up to `width` only."""
+
+    def codegen(context, builder, signature, args):
+        target, source, width, padded = args
+        e = Emitter(builder)
+        full = builder.lshr(width, const_i64(4))
+        with cgutils.for_range(builder, full, intp=I64) as vector:
+            at = builder.mul(vector.index, const_i64(_VECTOR_BYTES))
+            e.store(e.load(source, at, V32), target, at, align=4)
+        with cgutils.for_range_slice(builder, full, builder.lshr(padded, const_i64(4)), const_i64(1), I64) as (at, _):
+            e.store(ZERO, target, builder.mul(at, const_i64(_VECTOR_BYTES)), align=4)
+        done = builder.shl(full, const_i64(4))
+        with cgutils.for_range_slice(builder, done, width, const_i64(1), I64) as (at, _):
+            offset = builder.shl(at, const_i64(2))
+            e.store(e.load(source, offset, F32), target, offset, align=4)
+        return context.get_dummy_value()
+
+    return types.void(I, I, I, I), codegen
+
+
+@intrinsic
+def norm_row(typing, target, source, weight, width, padded, eps):
+    """RMS norm: 16 lanes of Σx² by fma, their tree, 1/√(Σ/width + eps), then (x · that) · weight; zeros to `padded`."""
+
+    def codegen(context, builder, signature, args):
+        target, source, weight, width, padded, eps = args
+        e = Emitter(builder)
+        lanes = e.variable(ZERO)
+        with _each_vector(e, width) as vector:
+            x = _masked(e, source, vector.index, width)
+            builder.store(e.fma(x, x, builder.load(lanes)), lanes)
+        mean = builder.fdiv(e.sum(builder.load(lanes)), builder.uitofp(width, F32))
+        root = e.sqrt(builder.fadd(mean, eps))
+        inverse = e.splat(builder.fdiv(ir.Constant(F32, 1.0), root))
+        with _each_vector(e, width) as vector:
+            at = builder.mul(vector.index, const_i64(_VECTOR_BYTES))
+            x = _masked(e, source, vector.index, width)
+            scaled = builder.fmul(x, inverse)
+            e.store(builder.fmul(scaled, e.load(weight, at, V32, align=4)), target, at, align=4)
+        end = builder.lshr(padded, const_i64(4))
+        with cgutils.for_range_slice(builder, _vectors(e, width), end, const_i64(1), I64) as (vector, _):
+            e.store(ZERO, target, builder.mul(vector, const_i64(_VECTOR_BYTES)), align=4)
+        return context.get_dummy_value()
+
+    return types.void(I, I, I, I, I, types.float32), codegen
+
+
+@intrinsic
+def swiglu_row(typing, target, gate, up, width):
+    """target = gate / (1 + exp(−gate)) · up."""
+
+    def codegen(context, builder, signature, args):
+        target, gate, up, width = args
+        e = Emitter(builder)
+        with _each_vector(e, width) as vector:
+            at = builder.mul(vector.index, const_i64(_VECTOR_BYTES))
+            g = e.load(gate, at, V32, align=4)
+            sigmoid = builder.fadd(const_f32(1.0), e.exp(e.negate(g)))
+            e.store(builder.fmul(builder.fdiv(g, sigmoid), e.load(up, at, V32, align=4)), target, at, align=4)
+        return context.get_dummy_value()
+
+    return types.void(I, I, I, I), codegen
+
+
+@intrinsic
+def add_row(typing, target, base, width):
+    """target = base + target."""
+
+    def codegen(context, builder, signature, args):
+        target, base, width = args
+        e = Emitter(builder)
+        with _each_vector(e, width) as vector:
+            at = builder.mul(vector.index, const_i64(_VECTOR_BYTES))
+            total = builder.fadd(e.load(base, at, V32, align=4), e.load(target, at, V32, align=4))
+            e.store(total, target, at, align=4)
+        return context.get_dummy_value()
+
+    return types.void(I, I, I), codegen
+
+
+@intrinsic
+def _block_sums(typing, row, num_blocks, out, out_stride):
+    """Σx of each block of 32: lane i with lane i + 16, then the tree of 16 lanes."""
+
+    def codegen(context, builder, signature, args):
+        row, num_blocks, out, out_stride = args
+        e = Emitter(builder)
+        with cgutils.for_range(builder, num_blocks, intp=I64) as block:
+            at = builder.mul(block.index, const_i64(BLOCK_COLS * 4))
+            halves = [e.load(row, builder.add(at, const_i64(i)), V32, align=4) for i in (0, _VECTOR_BYTES)]
+            e.store(e.sum(builder.fadd(*halves)), out, builder.mul(block.index, out_stride), align=4)
+        return context.get_dummy_value()
+
+    return types.void(I, I, I, I), codegen
+
+
+@njit(**JIT)
+def place_row(tile, size, index, row, num_blocks):
+    """Row `index` of a tile of `size` rows: its values and block sums. `row` holds num_blocks · 32 values."""
+    values = num_blocks * BLOCK_COLS
+    _block_sums(row, num_blocks, tile + (values * size + index) * 4, size * 4)
+    if size == 1:
+        if row != tile:
+            copy_bytes(tile, row, values * 4)
+    else:
+        target = tile + index * 4
+        for k in range(values):
+            store_f32(target + k * size * 4, load_f32(row + k * 4))
+
+
+def row_bytes(num_blocks: int) -> int:
+    """Bytes that one row takes in tiles."""
+    return num_blocks * (BLOCK_COLS + 1) * 4
+
+
+@njit(**JIT)
+def prepare_tile(tile, source, source_stride, rows, width, num_blocks, weight, eps, spare):
+    """One tile of `rows` source rows (as `tile_rows` said, or one less), normed when `weight` is an address.
+
+    `spare`: room for one row of num_blocks · 32 values.
+    """
+    size = tile_rows(rows)
+    padded = num_blocks * BLOCK_COLS
+    for index in range(size):
+        row = tile if size == 1 else spare
+        if index >= rows:
+            copy_row(row, spare, 0, padded)
+        elif weight != 0:
+            norm_row(row, source + index * source_stride, weight, width, padded, eps)
+        else:
+            copy_row(row, source + index * source_stride, width, padded)
+        place_row(tile, size, index, row, num_blocks)
+
+
+def make_lookup(kind: str):
+    """The embedding lookup of a weight kind, compiled by numba.
+
+    (weights, num_blocks, row, out): matrix row `row` as f32 + 0.0 → out, num_blocks · 32 values; bits as `unpack`.
+    """
+    fmt = weight_format(kind)
+    unit_blocks, unit_bytes = fmt.unit_blocks, fmt.unit_bytes
+
+    @intrinsic
+    def lookup_block(typing, group, block, lane, out):
+        def codegen(context, builder, signature, args):
+            group, index, lane, out = args
+            e = Emitter(builder)
+            reader = BlockReader(e, kind, *block_addresses(e, kind, group, index))
+            scales = reader.scales() or [None]
+            lane = builder.trunc(lane, I32)
+            step = BLOCK_COLS // len(scales)
+            for k in range(BLOCK_COLS):
+                value, scale = reader.weights(k), scales[k // step]
+                if scale is not None:
+                    value = builder.fmul(scale[0], value)
+                    value = value if scale[1] is None else builder.fadd(value, scale[1])
+                value = builder.fadd(value, ZERO)
+                e.store(builder.extract_element(value, lane), out, k * 4, align=4)
+            return context.get_dummy_value()
+
+        return types.void(I, I, I, I), codegen
+
+    @njit(**JIT)
+    def lookup(weights, num_blocks, row, out):
+        group_bytes = (num_blocks + unit_blocks - 1) // unit_blocks * unit_bytes
+        group = weights + row // GROUP_ROWS * group_bytes
+        for block in range(num_blocks):
+            lookup_block(group, block, row % GROUP_ROWS, out + block * BLOCK_COLS * 4)
+
+    return lookup

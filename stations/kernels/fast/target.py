@@ -1,0 +1,73 @@
+"""The CPU that code is compiled for: its name, its features, and what the kernels make of them.
+
+`NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` override what the machine has, as they do in numba. Results have the same
+bits for every target; only speed differs. Imports llvmlite, not numba.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+_X86 = ("x86_64", "amd64", "i386", "i686")
+_ARM = ("aarch64", "arm64")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One CPU. `features` is LLVM's list, "+avx2,-avx512f,…"."""
+
+    machine: str
+    cpu: str
+    features: str
+
+    def has(self, feature: str) -> bool:
+        return f"+{feature}" in self.features.split(",")
+
+    @property
+    def is_x86(self) -> bool:
+        return self.machine in _X86
+
+    @property
+    def is_arm(self) -> bool:
+        return self.machine in _ARM
+
+    @property
+    def monotonic_clock(self) -> int:
+        """CLOCK_MONOTONIC of the system's C library."""
+        return 6 if platform.system() == "Darwin" else 1
+
+    @property
+    def has_permute(self) -> bool:
+        """A 16-entry table of f32 in one register, indexed by lanes."""
+        return self.is_x86 and self.has("avx512f")
+
+    @property
+    def has_half_conversion(self) -> bool:
+        """f16 → f32 in the CPU; elsewhere LLVM would call a library function that may not exist."""
+        return self.is_arm or (self.is_x86 and (self.has("f16c") or self.has("avx512f")))
+
+    @property
+    def row_tiles(self) -> tuple[int, ...]:
+        """Rows that a kernel handles at once, largest first: as many as the registers hold."""
+        if self.has_permute:
+            return 12, 4, 2, 1
+        return 3, 2, 1
+
+
+def current_target(environment: Mapping[str, str]) -> Target:
+    """The target that numba compiles for under this environment."""
+    cpu = environment.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    features = environment.get("NUMBA_CPU_FEATURES")
+    if features is None:
+        if environment.get("NUMBA_CPU_NAME") == "generic":
+            features = ""
+        else:
+            try:
+                features = llvm.get_host_cpu_features().flatten()
+            except RuntimeError:  # LLVM cannot tell on this machine
+                features = ""
+    return Target(platform.machine().lower(), cpu, features)

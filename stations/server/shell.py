@@ -154,6 +154,7 @@ class Shell:
     def _pump(self) -> None:
         """Compute what waits: inline while it is short, else by handing one batch to the thread."""
         station, costs, clock = self.station, self._costs, time.perf_counter
+        events = station.counters.events
         begin = started = clock()
         while self._running is None and not self._is_closed:
             batch = station.next_batch()
@@ -162,8 +163,10 @@ class Shell:
             if costs.predict(batch.stage.place, batch.rows) > INLINE_LIMIT_S:
                 self._running = batch
                 self._running_since_s = self._clock()
+                events["batches_threaded"] += 1
                 self._thread.submit(partial(self._compute, batch), partial(self._computed, batch))
                 break
+            events["batches_inline"] += 1
             station.compute(batch)
             ended = clock()
             self._finish(batch, ended - started)

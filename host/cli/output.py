@@ -9,8 +9,8 @@ from typing import Any
 
 
 def print_json(value: Any) -> None:
-    """One JSON object (or array) on stdout."""
-    print(json.dumps(value, ensure_ascii=False, indent=None), flush=True)
+    """One JSON value on stdout, on one line."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def note(text: str) -> None:
@@ -22,20 +22,19 @@ def warn(text: str) -> None:
     note(f"warning: {text}")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """A table on stdout; columns as wide as their content when stdout is no terminal, so that tools can read it."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on stdout: fitted to a terminal, whole rows of aligned text elsewhere, so that tools can read it."""
+    body = [tuple(row) for row in rows]
+    if not sys.stdout.isatty():
+        widths = [max(map(len, cells)) for cells in zip(columns, *body, strict=True)]
+        for row in (columns, *body):
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    body = [tuple(row) for row in rows]
-    is_terminal = sys.stdout.isatty()
-    table = Table(*columns, title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(*columns, box=None, pad_edge=False)
     for row in body:
-        table.add_row(*row)
-    console = Console(width=None if is_terminal else _width(columns, body), highlight=False)
-    console.print(table)
-
-
-def _width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(columns)]
-    return sum(widths) + 2 * len(widths) + 2
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)

@@ -12,9 +12,9 @@ import sys
 import psutil
 import pytest
 
-from host.fleet import Fleet, StationState
+from host.fleet import Fleet, FleetStation, StationOptions, StationState
 
-from .conftest import MakeFleet, children_of, is_alive
+from .conftest import MakeFleet, children_of, is_alive, specs
 
 
 async def test_leaving_the_block_reaps_every_process(make_fleet: MakeFleet) -> None:
@@ -48,10 +48,15 @@ async def test_stop_may_be_called_again_and_before_start(make_fleet: MakeFleet) 
 
 
 async def test_cancelling_a_start_leaves_nothing(make_fleet: MakeFleet) -> None:
-    fleet = make_fleet("a", "silent", "b")
+    one_is_ready = asyncio.Event()
+
+    def changed(station: FleetStation) -> None:
+        if station.state is StationState.READY:
+            one_is_ready.set()
+
+    fleet = make_fleet("a", "silent", "b", on_change=changed)
     starting = asyncio.create_task(fleet.start())
-    while not any(s.state is StationState.READY for s in fleet.stations):
-        await asyncio.sleep(0.005)
+    await one_is_ready.wait()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -118,16 +123,19 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_stations(scripted_python: str
 
 @pytest.mark.parametrize("factory", ["asyncio", "uvloop"])
 def test_the_launcher_works_on_either_event_loop(scripted_python: str, factory: str) -> None:
-    from host.fleet import StationOptions
-
-    from .conftest import specs
-
     async def main() -> list[int | None]:
-        async with Fleet(specs("a", "b"), StationOptions(model="none"), python=scripted_python) as fleet:
+        is_dead = asyncio.Event()
+
+        def changed(station: FleetStation) -> None:
+            if station.state is StationState.DEAD:
+                is_dead.set()
+
+        options = StationOptions(model="none")
+        async with Fleet(specs("a", "b"), options, python=scripted_python, on_change=changed) as fleet:
             os.kill(fleet.station("a").pid, signal.SIGKILL)
-            while fleet.station("a").restarts == 0:
-                await asyncio.sleep(0.005)
+            await is_dead.wait()
             await fleet.wait_ready("a", 20)
+            assert fleet.station("a").restarts == 1
         return [s.exit_status for s in fleet.stations]
 
     loop_factory = asyncio.new_event_loop

@@ -13,6 +13,7 @@ from aeonflow import Hello, Link, memory_pair
 from aeonflow.errors import UnsupportedError
 
 from .models.roles import all_roles, parse_roles
+from .models.serve import WeightsServer
 from .models.store import ModelStore
 from .server.assemble import KV_SHARE, make_station
 from .server.machine import physical_bytes
@@ -56,7 +57,7 @@ class Embedded:
             software=f"aeonflow {importlib.metadata.version('aeonflow')}",
             in_process=True,
         )
-        return cls(Shell(station, _no_dial), hello)
+        return cls(Shell(station, _no_dial, answer_weights=WeightsServer(folder).answer_message), hello)
 
     async def connect(self, hello: Hello, *, coalesce: bool = True, link_delay_s: float = 0.0) -> Link:
         """A link of the host to this station, with every permission; set its on_message and on_close at once."""

@@ -51,13 +51,13 @@ def expand_preset(text: str, num_layers: int) -> Plan:
 
 
 def _solo(text: str, num_layers: int, suffixes: Suffixes) -> Plan:
-    """One station with every role; sharded ends are shards of one process, which shows that they change no bit."""
+    """One station with every role, in the host's process; with sharded ends (shards of one station) in its own."""
     roles = (
         *_parts("embed", suffixes.embed_shards),
         Role("block", 0, num_layers - 1),
         *_parts("head", suffixes.head_shards),
     )
-    return Plan(text, num_layers, (StationSpec("solo", roles),), embedded=True)
+    return Plan(text, num_layers, (StationSpec("solo", roles),), embedded=suffixes == Suffixes())
 
 
 def _parts(name: str, parts: int) -> tuple[Role, ...]:

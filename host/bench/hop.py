@@ -1,0 +1,104 @@
+"""`bench hop`: what one hop of a chain costs, beside half a bare echo of the same bytes over the same library.
+
+A chain hop is measured on real stations: (time of a decoded token on the chain - the computes of that token) / hops.
+The computes are what the same model takes as whole layers in one process, whose only hop is the host's own. The model is
+generated: its rows are as wide as wanted and its computes small beside the hops.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from aeonflow import Link, connect
+from aeonflow.frames import HEADER_BYTES
+from aeonflow.tensors import PREFIX_BYTES
+
+from ..engine import Engine
+from .echo import LIBRARIES, bare_round_trips, echo_process, hello, link_round_trips
+from .measure import machine, spread
+
+HIDDEN = 576
+MODEL = f"synthetic:layers=30,hidden={HIDDEN},heads=9,kv_heads=3,ffn={HIDDEN},vocab=512,context=512,seed=1"
+PROMPT = tuple(range(8, 24))
+TOKENS = 40
+ROUNDS = 400
+
+
+async def bench_hop(
+    *,
+    libraries: Sequence[str] = LIBRARIES,
+    runs: int = 5,
+    model: str = MODEL,
+    plan: str = "trisplit",
+    kernels: str = "fast",
+    row_bytes: int = 4 * HIDDEN,
+) -> dict[str, Any]:
+    """Microseconds of a chain hop, a link hop and half a bare echo, for each library; runs alternate.
+
+    `row_bytes`: data of the model's widest row that travels (hidden and ffn are equal in the default model).
+    """
+    results = {library: await _one_library(library, runs, model, plan, kernels, row_bytes) for library in libraries}
+    return {
+        "bench": "hop",
+        "machine": machine(),
+        "model": model,
+        "plan": plan,
+        "kernels": kernels,
+        "frame_bytes": HEADER_BYTES + PREFIX_BYTES + row_bytes,
+        "libraries": results,
+    }
+
+
+async def _one_library(library: str, runs: int, model: str, plan: str, kernels: str, row_bytes: int) -> dict[str, Any]:
+    payload = PREFIX_BYTES + row_bytes
+    bare, link_hop, chain, compute, hop = [], [], [], [], []
+    async with (
+        echo_process("bare", library) as (bare_url, _),
+        echo_process("link", library) as (link_url, token),
+        Engine.launch(model=model, plan=plan, kernels=kernels, transport=library, threads=1) as engine,
+        Engine.launch(model=model, plan="layers:1", kernels=kernels, transport=library, threads=1) as whole,
+    ):
+        link: Link = await connect(link_url, hello=hello("bench"), token=token, transport=library)
+        try:
+            await _token_seconds(engine)
+            await _token_seconds(whole)
+            for _ in range(runs):
+                bare.append(_half(await bare_round_trips(library, bare_url, HEADER_BYTES + payload, ROUNDS)))
+                link_hop.append(_half(await link_round_trips(link, payload, ROUNDS)))
+                token_s, hops = await _token_seconds(engine)
+                whole_s, whole_hops = await _token_seconds(whole)
+                # the computes alone: what the one process takes, less its own hops at the price of a link's
+                computes_s = whole_s - whole_hops * link_hop[-1]
+                chain.append(token_s)
+                compute.append(computes_s)
+                hop.append((token_s - computes_s) / hops)
+        finally:
+            await link.close()
+    half_echo, chain_hop = statistics.median(bare), statistics.median(hop)
+    return {
+        "half_echo_us": _us(bare),
+        "link_hop_us": _us(link_hop),
+        "chain_hop_us": _us(hop),
+        "token_us": _us(chain),
+        "computes_us": _us(compute),
+        "hops_per_token": hops,
+        "chain_hop_over_half_echo": round(chain_hop / half_echo, 2),
+        "chain_hop_above_half_echo_us": round(1e6 * (chain_hop - half_echo), 1),
+        "link_hop_over_half_echo": round(statistics.median(link_hop) / half_echo, 2),
+    }
+
+
+async def _token_seconds(engine: Engine) -> tuple[float, int]:
+    """Seconds a decoded token takes (the first excluded), and its hops."""
+    result = await engine.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True).collect()
+    return 1 / result.timings.decode_tok_s, result.hops_per_token
+
+
+def _half(round_trips: Sequence[float]) -> float:
+    return statistics.median(round_trips) / 2
+
+
+def _us(seconds: Sequence[float]) -> dict[str, float]:
+    return spread([1e6 * value for value in seconds], 1)

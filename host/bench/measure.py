@@ -1,0 +1,38 @@
+"""What every measurement shares: medians with their spread, and the machine they were taken on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def spread(values: Sequence[float], digits: int = 2) -> dict[str, float]:
+    """Median, 10 % and 90 % quantiles (nearest rank) of at least one value, and how many there were."""
+    ordered = sorted(values)
+
+    def at(quantile: float) -> float:
+        return round(ordered[min(len(ordered) - 1, int(quantile * len(ordered)))], digits)
+
+    return {"median": at(0.5), "p10": at(0.1), "p90": at(0.9), "count": len(ordered)}
+
+
+def machine() -> dict[str, Any]:
+    """Where a measurement was taken: processor, usable cores, load of the last minute, versions."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -35,7 +35,7 @@ class StationOptions:
     tls_key: Path | None
     tls_ca: Path | None
     allowed_origins: tuple[str, ...]
-    weights_from: str
+    weights_from: tuple[str, ...]
     kv_budget_bytes: int
     drain_s: float
     exit_with_parent: bool
@@ -81,7 +81,7 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> Stat
         tls_key=a.tls_key,
         tls_ca=a.tls_ca,
         allowed_origins=tuple(a.allow_origin),
-        weights_from=a.weights_from,
+        weights_from=tuple(a.weights_from),
         kv_budget_bytes=a.kv_memory_mib << 20,
         drain_s=a.drain_s,
         exit_with_parent=a.exit_with_parent,
@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tls-key", type=Path, help="its private key, PEM")
     add("--tls-ca", type=Path, help="certificates trusted when other stations are dialled; default: the system's")
     add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="a web page that may connect")
-    add("--weights-from", default="", metavar="URL", help="station to fetch missing weights from")
+    add("--weights-from", action="append", default=[], metavar="URL", help="station to fetch missing weights from")
     add("--kv-memory-mib", type=int, default=0, help="for the KV of all sessions; 0: half of the machine's memory")
     add("--drain-s", type=float, default=5.0, help="how long to finish what runs after SIGTERM")
     add("--exit-with-parent", action="store_true", help="leave when stdin ends")

@@ -9,7 +9,6 @@ import importlib.metadata
 import logging
 import os
 import signal
-import ssl as ssl_module
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +17,7 @@ from aeonflow import Hello, Link, Server, connect, new_event_loop, serve, statio
 from aeonflow.errors import AeonflowError
 
 from ..errors import StationsError
-from ..models.folder import ModelFolder
-from ..models.roles import RoleSpan, all_roles, parse_roles
+from ..models.serve import WeightsServer
 from ..models.store import ModelStore
 from .assemble import KV_SHARE, make_station
 from .machine import physical_bytes
@@ -28,6 +26,8 @@ from .parent import ParentWatch
 from .peers import Dial, OnClose, OnMessage
 from .report import announce, fail
 from .shell import Shell
+from .tls import client_tls, server_tls
+from .weights import obtain_model
 
 logger = logging.getLogger("stations")
 
@@ -45,13 +45,16 @@ def run(options: StationOptions, environment: Mapping[str, str]) -> int:
         return fail(str(error), 1, getattr(error, "code", "failed"))
     except MemoryError:
         return fail("no memory for this station's roles", 1, "overloaded")
+    except Exception as error:
+        logger.debug("the station failed", exc_info=True)
+        return fail(f"internal error: {type(error).__name__}: {error}", 1, "internal")
     return 0
 
 
 async def _serve(options: StationOptions, environment: Mapping[str, str], parent: ParentWatch | None) -> None:
     loop = asyncio.get_running_loop()
     leaving = asyncio.Event()
-    folder, spans = _open_model(options, environment)
+    folder, spans = await obtain_model(options, ModelStore.default(environment))
     station, hello = make_station(
         options.name,
         folder,
@@ -64,7 +67,7 @@ async def _serve(options: StationOptions, environment: Mapping[str, str], parent
         software=f"aeonflow {importlib.metadata.version('aeonflow')}",
         advertise=options.advertise,
     )
-    shell = Shell(station, _dialler(options, hello))
+    shell = Shell(station, _dialler(options, hello), answer_weights=WeightsServer(folder).answer_message)
     shell.on_drain = leaving.set
     try:
         server = await _listen(options, hello, shell.add_link)
@@ -96,17 +99,7 @@ async def _serve(options: StationOptions, environment: Mapping[str, str], parent
         await shell.close()
 
 
-def _open_model(options: StationOptions, environment: Mapping[str, str]) -> tuple[ModelFolder, tuple[RoleSpan, ...]]:
-    folder = ModelStore.default(environment).open(options.model)
-    layers = folder.card.num_layers
-    return folder, parse_roles(options.roles, layers) if options.roles else all_roles(layers)
-
-
 async def _listen(options: StationOptions, hello: Hello, on_link: Callable[[Link], None]) -> Server:
-    tls = None
-    if options.tls_cert is not None and options.tls_key is not None:
-        tls = ssl_module.SSLContext(ssl_module.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(options.tls_cert, options.tls_key)
     return await serve(
         options.host,
         options.port,
@@ -114,7 +107,7 @@ async def _listen(options: StationOptions, hello: Hello, on_link: Callable[[Link
         token=options.token,
         on_link=on_link,
         transport=options.transport,
-        ssl=tls,
+        ssl=server_tls(options),
         allowed_origins=options.allowed_origins,
         insecure=options.insecure,
         link_delay_s=options.link_delay_s,
@@ -125,7 +118,6 @@ async def _listen(options: StationOptions, hello: Hello, on_link: Callable[[Link
 def _dialler(options: StationOptions, hello: Hello) -> Dial:
     """Dials other stations of the fleet, with the key that permits forwarding only."""
     key = station_key(options.token)
-    trusted = ssl_module.create_default_context(cafile=options.tls_ca) if options.tls_ca else None
 
     async def dial(url: str, on_message: OnMessage, on_close: OnClose) -> Link:
         return await connect(
@@ -135,7 +127,7 @@ def _dialler(options: StationOptions, hello: Hello) -> Dial:
             transport=options.transport,
             on_message=on_message,
             on_close=on_close,
-            ssl=trusted if url.startswith("wss:") else None,
+            ssl=client_tls(options, url),
             link_delay_s=options.link_delay_s,
             coalesce=options.coalesce,
         )

@@ -54,7 +54,7 @@ def chat(
     Without a terminal each line of stdin is one message.
     """
     from .conversation import converse
-    from .engine import DEFAULT_PLAN, EngineRequest, given, prepare_engine
+    from .engine import DEFAULT_PLAN, EngineRequest, check_sampling, given, prepare_engine
 
     request = EngineRequest(
         model=model,
@@ -80,4 +80,5 @@ def chat(
             "prefill_chunk": prefill_chunk,
         }
     )
+    check_sampling(keywords)
     converse(prepare_engine(request), fleet or plan or DEFAULT_PLAN, system=system, keywords=keywords)

@@ -79,6 +79,20 @@ def prepare_engine(request: EngineRequest) -> Callable[[], AbstractAsyncContextM
     return partial(Engine.launch, model=model, plan=request.plan or DEFAULT_PLAN, **given(shared | started))
 
 
+def check_sampling(keywords: dict[str, Any]) -> None:
+    """Refuse what `generate` would refuse, before any station starts. Raises InvalidRequestError."""
+    from host.request import check_count
+    from host.sampling import SamplingParams
+    from host.text import validated_stops
+
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    SamplingParams(**{name: keywords[name] for name in names if name in keywords})
+    for name in ("max_tokens", "prefill_chunk"):
+        if name in keywords:
+            check_count(name, keywords[name])
+    validated_stops(keywords.get("stop"))
+
+
 def given(values: dict[str, Any]) -> dict[str, Any]:
     """Without the options that the user left to the engine's defaults."""
     return {name: value for name, value in values.items() if value is not None}

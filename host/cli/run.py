@@ -76,7 +76,7 @@ def run(
 
     The text goes to stdout, everything else to stderr. The default plan is solo: one process, no sockets.
     """
-    from .engine import DEFAULT_PLAN, EngineRequest, given, prepare_engine
+    from .engine import DEFAULT_PLAN, EngineRequest, check_sampling, given, prepare_engine
     from .loop import run_async
 
     request = EngineRequest(
@@ -108,17 +108,21 @@ def run(
             "logits_hash": logits_hash,
         }
     )
+    check_sampling(keywords)
     open_engine = prepare_engine(request)
     run_async(_generate(open_engine, request.fleet or request.plan or DEFAULT_PLAN, text, keywords, as_json=as_json))
 
 
 def _prompt(given: str | None) -> str:
     """The prompt's text; `-`, or nothing where stdin is no terminal, reads stdin to its end."""
-    if given is not None and given != "-":
-        return given
+    text = given
     if given is None and sys.stdin.isatty():
         raise UsageError('a prompt is needed: aeonflow run "Why is the sky blue?", or - for stdin')
-    return sys.stdin.buffer.read().decode("utf-8", "replace")
+    if given is None or given == "-":
+        text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    if not text:
+        raise UsageError("the prompt is empty: at least one character is needed")
+    return text
 
 
 async def _generate(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from host.fleet.spec import StationOptions
-from host.fleet.state import FleetState
+from host.fleet.state import FleetState, already_runs
 from host.fleet.supervisor import Supervisor
 
 from .failure import CommandFailedError
@@ -65,6 +65,8 @@ def run_detached(request: FleetRequest) -> None:
     from .target import registry
 
     fleets = registry()
+    if fleets.is_alive(request.name):
+        raise CommandFailedError(already_runs(request.name))
     ready_model(request.model or None)  # here, where its progress is seen
     directory = fleets.directory(request.name)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -129,7 +131,7 @@ def _arguments(request: FleetRequest) -> list[str]:
 
 def _follow(pipe: Any) -> dict[str, Any]:
     """Show the child's progress; returns its verdict, or nothing when it ended without one."""
-    shown = -1
+    shown = 0
     for line in pipe:
         event: dict[str, Any] = json.loads(line)
         if event["event"] != "progress":

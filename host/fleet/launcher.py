@@ -31,7 +31,7 @@ from .station import FleetStation, RestartPolicy, StationContext, StationState
 
 STATION_START_S = 60.0  # a first start may compile kernels
 FLEET_START_S = 90.0  # and 2 s more for each station beyond 40
-DRAIN_S = 5.0
+DRAIN_S = 7.0  # a station gives what it runs 5 s by itself
 STARTS_A_CORE = 2
 
 _DEFAULT_RESTART = RestartPolicy()
@@ -177,6 +177,8 @@ class Fleet:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.directory.chmod(0o700)
         write_secret(self.token_file, self.token)
+        for spec in self._specs:  # what an earlier fleet of this name wrote
+            (self.directory / f"{spec.name}.log").unlink(missing_ok=True)
         context = StationContext(
             fleet=self.name,
             options=self.options,

@@ -62,6 +62,11 @@ def cache_root(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HOME") or os.path.expanduser("~")) / ".cache" / "aeonflow"
 
 
+def already_runs(name: str) -> str:
+    """What to say to somebody who starts a fleet under a name that is taken."""
+    return f"fleet {name!r} runs already; stop it with: aeonflow down --fleet {name}"
+
+
 class FleetRegistry:
     """The fleets below `<cache>/fleets`."""
 
@@ -135,7 +140,7 @@ class FleetRegistry:
             deadline = time.monotonic() + patience_s
             while not _try_lock(descriptor):
                 if time.monotonic() >= deadline:
-                    raise FleetError(f"fleet {name!r} runs already; stop it with: aeonflow down --fleet {name}")
+                    raise FleetError(already_runs(name))
                 time.sleep(LOCK_POLL_S)
             yield
         finally:

@@ -1,7 +1,7 @@
 """`bench hop`: what one hop of a chain costs, beside half a bare echo of the same bytes over the same library.
 
 A chain hop is measured on real stations: (time of a decoded token on the chain - the computes of that token) / hops.
-The computes are what the same model takes as whole layers in one process, whose only hop is the host's own. The model is
+The computes are what the same model takes as whole layers in one process, less that process's own hops. The model is
 generated: its rows are as wide as wanted and its computes small beside the hops.
 """
 
@@ -19,8 +19,9 @@ from ..engine import Engine
 from .echo import LIBRARIES, bare_round_trips, echo_process, hello, link_round_trips
 from .measure import machine, spread
 
-HIDDEN = 576
-MODEL = f"synthetic:layers=30,hidden={HIDDEN},heads=9,kv_heads=3,ffn={HIDDEN},vocab=512,context=512,seed=1"
+HIDDEN, FFN = 576, 256
+MODEL = f"synthetic:layers=30,hidden={HIDDEN},heads=1,kv_heads=1,head_dim=64,ffn={FFN},vocab=512,context=512,seed=1"
+ROW_BYTES = 4 * (2 * HIDDEN + FFN) // 3  # mean of x, n and u, which a token's longest path carries in turn
 PROMPT = tuple(range(8, 24))
 TOKENS = 40
 ROUNDS = 400
@@ -33,11 +34,11 @@ async def bench_hop(
     model: str = MODEL,
     plan: str = "trisplit",
     kernels: str = "fast",
-    row_bytes: int = 4 * HIDDEN,
+    row_bytes: int = ROW_BYTES,
 ) -> dict[str, Any]:
     """Microseconds of a chain hop, a link hop and half a bare echo, for each library; runs alternate.
 
-    `row_bytes`: data of the model's widest row that travels (hidden and ffn are equal in the default model).
+    `row_bytes`: mean data of the rows on a token's longest path; the echo carries as much with the same prefixes.
     """
     results = {library: await _one_library(library, runs, model, plan, kernels, row_bytes) for library in libraries}
     return {

@@ -18,6 +18,7 @@ from .absmax import AbsMax, abs_max
 from .attend import I64, Softmax, attend
 from .errors import KvShapeError, RollbackError
 from .exact_rows import ExactRows, RowType
+from .importance import Importance
 from .memory import padded
 from .table import HEADER_FIELDS, TABLE_FIELDS, Header
 from .wire import LayerState, Record, RecordKind, export_record, parse_record
@@ -61,7 +62,7 @@ class LayerKvCache:
         self._slots = {head: slot for slot, head in enumerate(alive)}
         self._alive_known = False
         self._store = ExactRows(len(self._slots), self.head_dim, _STORAGE[self.mode], self._capacity)
-        self._importance: F32 | None = None
+        self._importance = Importance()
         self._base = 0
         self._next = 0
         self._rollback_floor = 0
@@ -92,9 +93,7 @@ class LayerKvCache:
     @property
     def importance(self) -> F32:
         """f32 [seq_len]: the undecayed sum of the probabilities with which all heads read each row. A copy."""
-        if self._importance is None:
-            return np.zeros(self.seq_len, np.float32)
-        return self._importance[: self.seq_len].copy()
+        return self._importance.of(self.seq_len)
 
     def head_len(self, kv_head: int) -> int:
         """Rows stored for one head: 0 for a dead one."""
@@ -158,8 +157,7 @@ class LayerKvCache:
         self.linear_scratch = np.zeros(0, np.float32)
         dropped = min(count, self.seq_len)
         self._store.truncate(self.seq_len - dropped)
-        if self._importance is not None:
-            self._importance[self.seq_len : self.seq_len + dropped] = 0
+        self._importance.truncate(self.seq_len)
         self._abs_max.rows_changed(self.seq_len)
         self._next -= dropped
         self._describe()
@@ -285,13 +283,7 @@ class LayerKvCache:
 
     def accumulate_imp(self, probs: F32) -> None:
         """Add a mass per stored row (as many as are given) to `importance`."""
-        mass = np.asarray(probs, np.float32)[: self.seq_len]
-        if self._importance is None or len(self._importance) < self.seq_len:
-            grown = np.zeros(max(self._store.capacity, self.seq_len), np.float32)
-            if self._importance is not None:
-                grown[: len(self._importance)] = self._importance
-            self._importance = grown
-        self._importance[: len(mass)] += mass
+        self._importance.add(np.asarray(probs, np.float32)[: self.seq_len])
 
     # Bytes, maxima
 
@@ -301,7 +293,7 @@ class LayerKvCache:
 
     def attention_bytes(self) -> int:
         """Bytes of K, V and importance, padding and spare capacity not counted."""
-        return self._store.rows * self._store.row_bytes + (0 if self._importance is None else 4 * self.seq_len)
+        return self._store.rows * self._store.row_bytes + self._importance.stored_bytes(self.seq_len)
 
     def recurrent_bytes(self) -> int:
         """Bytes of the recurrent state and of its scratch."""

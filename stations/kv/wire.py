@@ -191,6 +191,8 @@ def _parse_full(reader: _Reader, layer: LayerState, header_f16: bool | None, bas
         raise RecordError(f"{rows} rows are beyond position {MAX_POSITION}")
     linear = reader.values(num_linear, False, "the recurrent state")
     importance = reader.values(num_importance, False, "importance")
+    if np.signbit(importance).any():
+        raise RecordError("importance holds a negative value: it is a sum of probabilities")
     k: list[F32] = []
     v: list[F32] = []
     for head in range(heads):

@@ -116,11 +116,11 @@ class Assembler:
             raise self._oversize(frame, self.partial_bytes + size)
         payload, flags = held[0], held[1] | frame.flags
         payload += frame.payload  # copied: a view would pin the whole WebSocket message it came in
+        self.partial_bytes += size
         if frame.flags & Flags.FIN:
             self._drop(key)
             return Message(frame.stream_id, frame.sequence, flags, memoryview(payload))
         self._partial[key] = (payload, flags)
-        self.partial_bytes += size
         return None
 
     def _drop(self, key: tuple[int, int]) -> None:

@@ -76,8 +76,8 @@ PRODUCTS: tuple[tuple[Product, ...], ...] = _table()  # PRODUCTS[i][j] = e_i e_j
 
 def product(left: Product, right: Product) -> Product:
     """The product of two signed units; the grouping is the caller's, it is not associative."""
-    orientation, index = PRODUCTS[left.index][right.index]
-    return Product(left.orientation ^ right.orientation ^ orientation, index)
+    unsigned = PRODUCTS[left.index][right.index]
+    return Product(left.orientation ^ right.orientation ^ unsigned.orientation, unsigned.index)
 
 
 def unit(index: int) -> Product:

@@ -17,7 +17,7 @@ from host.fleet.state import cache_root
 from host.plan import make_plan
 
 TINY_LAYERS = 4
-TINY_SPEC = f"synthetic:layers={TINY_LAYERS},hidden=64,heads=4,kv_heads=2,ffn=256,vocab=512,context=512,seed=7"
+TINY_SPEC = f"synthetic:layers={TINY_LAYERS},hidden=64,heads=4,kv_heads=2,ffn=256,vocab=512,context=4096,seed=7"
 IMPORT_TIMEOUT_S = 300
 
 StartFleet = Callable[..., Awaitable[Fleet]]
@@ -25,7 +25,7 @@ StartFleet = Callable[..., Awaitable[Fleet]]
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a generated llama-type model: 4 layers, hidden 64, vocabulary 512, context 512."""
+    """Folder of a generated llama-type model: 4 layers, hidden 64, vocabulary 512, context 4096."""
     from stations.models.synthetic import build_synthetic
 
     folder = tmp_path_factory.mktemp("models") / "tiny"

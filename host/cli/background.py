@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from .loop import loop_factory
+from aeonflow import new_event_loop
 
 if TYPE_CHECKING:
     from host.engine import Engine
@@ -27,7 +27,7 @@ class EngineThread:
     def __init__(self, open_engine: Callable[[], AbstractAsyncContextManager[Engine]]) -> None:
         self._open = open_engine
         self._context: AbstractAsyncContextManager[Engine] | None = None
-        self._loop = (loop_factory() or asyncio.new_event_loop)()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.engine: Engine
 

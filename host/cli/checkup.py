@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import platform
@@ -21,6 +20,7 @@ from host.fleet.launcher import usable_cores
 from host.fleet.state import FleetRegistry, cache_root
 
 from .cache import DEFAULT_MODEL, human_bytes, is_cached, models_folder
+from .loop import run_async
 
 if TYPE_CHECKING:
     from host.engine import Engine
@@ -72,7 +72,7 @@ def check_fleet(fleet: str | None, token_file: Path | None) -> Iterator[Finding]
         label = f"fleet {name}"
         try:
             target = find_target(name, token_file if "://" in name else None)
-            yield from asyncio.run(_probe_fleet(label, target))
+            yield from run_async(_probe_fleet(label, target))
         except Exception as exc:
             yield Finding("bad", label, " ".join(str(exc).split()) or type(exc).__name__)
 

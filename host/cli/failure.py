@@ -31,14 +31,14 @@ class CommandFailedError(Exception):
 
 
 def run_app(arguments: Sequence[str]) -> int:
-    """Run a command line; returns the exit code. Nothing escapes but a bug's SystemExit."""
+    """Run a command line; returns the exit code. Nothing escapes."""
     from .app import app
 
     try:
         code = typer.main.get_command(app).main(list(arguments), prog_name="aeonflow", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # SystemExit is how Typer reports a pipe that was closed
         _forget_stdout()
         return PIPE_CLOSED
     except (KeyboardInterrupt, typer.Abort):

@@ -1,11 +1,13 @@
-"""The event loop of a command: uvloop where it can be imported, plain asyncio elsewhere; and its end by a signal."""
+"""The event loop of a command, and its end by a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from aeonflow import new_event_loop
 
 T = TypeVar("T")
 
@@ -18,22 +20,12 @@ class TerminatedError(Exception):
         self.exit_code = 128 + number
 
 
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """A maker of event loops, None for the default one."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end. Ctrl-C cancels it, its clean-up runs, then KeyboardInterrupt is raised.
 
     SIGTERM and SIGHUP do the same and raise TerminatedError: stations are drained, the secret's file is removed.
     """
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(_terminable(main))
 
 

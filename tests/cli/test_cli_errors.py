@@ -1,0 +1,144 @@
+"""Every wrong command: one line with the names and numbers, the right exit code, no traceback, nothing on stdout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Ended
+
+RunCli = Callable[..., Ended]
+
+USAGE = [
+    ("run --bogus hi", "No such option: --bogus"),
+    ("run --plan", "requires an argument"),
+    ("fly", "No such command 'fly'"),
+    ("run --temperature -1 hi", "temperature -1.0: a number from 0 to 100"),
+    ("run --temperature hot hi", "Invalid value for '--temperature'"),
+    ("run --top-p 0 hi", "top_p 0.0: a number above 0 and at most 1"),
+    ("run --top-p 1.5 hi", "top_p 1.5: a number from 0 to 1"),
+    ("run --top-k -1 hi", "top_k -1: a whole number from 0"),
+    ("run --min-p 2 hi", "min_p 2.0: a number from 0 to 1"),
+    ("run --max-tokens 0 hi", "max_tokens 0: a whole number of at least 1"),
+    ("run --prefill-chunk 0 hi", "prefill_chunk 0: a whole number of at least 1"),
+    ("run --model tiny --threads 0 hi", "threads 0: at least 1"),
+    ("run --model tiny --link-delay-ms -1 hi", "link_delay_ms -1.0: a number of at least 0"),
+    ("run --model tiny --transport picows hi", "transport 'picows': plan solo is one process"),
+    ("run --transport carrier-pigeon hi", "'carrier-pigeon' is not one of"),
+    ("run --route detour hi", "'detour' is not one of"),
+    ("run --kernels magic hi", "'magic' is not one of"),
+    ("run", "the prompt is empty"),
+    ("run -", "the prompt is empty"),
+    ("run --fleet f --plan solo --threads 2 hi", "--plan, --threads and --fleet contradict each other"),
+    ("run --fleet f --model tiny hi", "--model and --fleet contradict each other"),
+    ("run --token-file t hi", "--token-file goes with --fleet URL"),
+    ("run --fleet ws://127.0.0.1:9 hi", "needs its secret: --token-file FILE, or AEONFLOW_TOKEN"),
+    ("run --fleet http://127.0.0.1:9 hi", "begins with ws:// or wss://"),
+    ("chat --top-p 7", "top_p 7.0"),
+    ("explain --kv q8", "kv q8: not supported yet; supported is f32"),
+    ("explain --speculate soon", "speculate 'soon': allowed is off"),
+    ("models --all", "No such option: --all"),
+    ("up", "Missing option '--plan'"),
+]
+
+FAILED = [
+    ("run --model nope hi", "model 'nope' is not in {models} (there: tiny); import one with: aeonflow pull"),
+    (
+        "run --model hf:org/repo hi",
+        "model 'hf:org/repo' is not imported yet; import it with: aeonflow pull hf:org/repo",
+    ),
+    ("run --model tiny --plan bogus hi", "plan 'bogus' is neither a preset (solo, layers:N, trisplit"),
+    ("run --model tiny --plan layers:9 hi", "'9' processes; a number from 1 to 4"),
+    ("run --model tiny --plan nowhere.toml hi", "plan file nowhere.toml cannot be read: No such file"),
+    ("plan layers:9 --model tiny", "a number from 1 to 4"),
+    ("plan trisplit --model nope", "model 'nope' is not in"),
+    ("plan trisplit --model tiny --context 5000", "context 5000: the model holds 1 to 4096"),
+    ("status", "no fleet runs here; start one with: aeonflow up"),
+    ("down --fleet f", "no fleet 'f' was started here (known: none)"),
+    ("logs attn --fleet f", "fleet f has no log of 'attn' (there: none)"),
+    ("logs ../../x --fleet f", "has no log of"),
+    ("status --fleet ../x", "fleet name '../x': letters, digits"),
+    ("models rm nope", "model 'nope' is not in"),
+    ("models rm ../x", "model name '../x'"),
+    ("pull nowhere.gguf", "nowhere.gguf"),
+    ("pull synthetic:layers=0", "layers"),
+    ("run --fleet ws://127.0.0.1:9 --token-file missing hi", "token file missing: No such file"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), USAGE, ids=[line for line, _ in USAGE])
+def test_what_cannot_be_meant_is_refused_with_exit_code_2(cli: RunCli, line: str, said: str) -> None:
+    ended = cli(*line.split())
+    assert ended.code == 2
+    assert said in ended.error
+
+
+@pytest.mark.parametrize(("line", "said"), FAILED, ids=[line for line, _ in FAILED])
+def test_what_fails_says_why_with_exit_code_1(cli: RunCli, home: Path, line: str, said: str) -> None:
+    ended = cli(*line.split())
+    assert ended.code == 1
+    assert said.format(models=home / "models") in ended.error
+
+
+def test_an_empty_prompt_is_refused(cli: RunCli) -> None:
+    ended = cli("run", "--model", "tiny", "")
+    assert (ended.code, ended.error) == (2, "error: the prompt is empty: at least one character is needed")
+
+
+def test_an_empty_token_file_is_named(cli: RunCli, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("")
+    ended = cli("run", "--fleet", "ws://127.0.0.1:9", "--token-file", str(tmp_path / "token"), "hi")
+    assert ended.code == 1
+    assert "has 0 bytes; 1 to 4096 are expected" in ended.error
+
+
+def test_the_traceback_is_shown_when_asked_for(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEONFLOW_DEBUG", "1")
+    ended = cli("plan", "bogus", "--model", "tiny")
+    assert ended.code == 1
+    assert "Traceback (most recent call last)" in ended.err
+    assert ended.err.splitlines()[-1].startswith("error: plan 'bogus'")
+
+
+def test_a_bug_is_called_one_and_is_one_line_too(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(folder: Path) -> None:
+        raise KeyError("oops\nmore")
+
+    monkeypatch.setattr("host.cli.model.read_card", broken)
+    ended = cli("plan", "trisplit", "--model", "tiny")
+    assert ended.code == 1
+    assert ended.error == "error: KeyError: 'oops\\nmore' (a bug; AEONFLOW_DEBUG=1 shows where)"
+
+
+def test_a_reader_that_leaves_early_is_no_error(home: Path) -> None:
+    script = f"{sys.executable} -m host.cli explain; echo code $? >&2"
+    done = subprocess.run(["bash", "-c", f"({script}) | true"], capture_output=True, timeout=60)
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    assert done.stderr.strip() in (b"code 141", b"code 0")  # 0: all fitted into the pipe before it was closed
+
+
+HEAVY = ("numpy", "numba", "tokenizers", "jinja2", "cbor2", "stations", "host.engine")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from host.cli.failure import run_app
+run_app(["--help"])
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.stderr == b"[]\n"
+    for name in ("run", "chat", "pull", "models", "up", "down", "status", "logs", "doctor", "station", "plan"):
+        assert f" {name} ".encode() in done.stdout
+
+
+def test_the_version_is_the_package_s(cli: RunCli) -> None:
+    from importlib.metadata import version
+
+    assert cli("--version") == Ended(0, f"aeonflow {version('aeonflow')}\n", "")

@@ -48,19 +48,8 @@ def machines() -> Iterator[Machines]:
             for name in names:
                 ip("netns", "add", name)
                 stack.callback(ip, "netns", "del", name)
-            ip(
-                "link",
-                "add",
-                f"ve{tag}a",
-                "netns",
-                names.desk,
-                "type",
-                "veth",
-                "peer",
-                f"ve{tag}b",
-                "netns",
-                names.shelf,
-            )
+            ends = (f"ve{tag}a", f"ve{tag}b")
+            ip("link", "add", ends[0], "netns", names.desk, "type", "veth", "peer", ends[1], "netns", names.shelf)
             for name, end, address in zip(names, ends, ADDRESSES, strict=True):
                 ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
                 ip("-n", name, "link", "set", end, "up")
@@ -101,9 +90,8 @@ def station(namespace: str, name: str, roles: str, address: str, env: dict[str, 
 
 
 def ask(namespace: str, urls: list[str], env: dict[str, str]) -> dict[str, Any]:
-    words = command(
-        namespace, "ask", ",".join(urls), "Hello! Who are you?", "--json", "--logits-hash", "--max-tokens", "8"
-    )
+    options = ("--json", "--max-tokens", "8")
+    words = command(namespace, "ask", ",".join(urls), "Hello! Who are you?", *options)
     done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S)
     assert done.returncode == 0, done.stderr.decode()
     answer: dict[str, Any] = json.loads(done.stdout)

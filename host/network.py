@@ -249,7 +249,10 @@ class Network:
     def lost(self, station: StationLink) -> None:
         """A link broke: say why, fail what was under way, dial until the station is back."""
         self._ready.clear()
-        if not self.is_closed and station not in self._recovering:
+        if station in self._recovering:  # lost again while it was being joined: what was asked of it fails now
+            assert station.lost_error is not None
+            station.fail_pending(station.lost_error)
+        elif not self.is_closed:
             self._recovering.add(station)
             self._spawn(self._recover(station), f"recover {station.name}")
 

@@ -5,8 +5,9 @@ What a process would add (start-up, signals, exit) is tested with the launcher; 
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from stations.server.shell import Shell
 
 TOKEN = "a-secret-for-the-tests-of-one-fleet"
 KV_BUDGET_BYTES = 256 << 20
-TINY = "synthetic:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,vocab=512,seed=3"
+TINY = "synthetic:layers=4,hidden=64,heads=4,kv_heads=2,ffn=128,vocab=512,context=512,seed=3"
 
 
 def tiny_model(folder: Path) -> ModelFolder:
@@ -99,10 +100,10 @@ class LocalStation:
     async def stop(self) -> None:
         shell, self._shell = self._shell, None
         server, self._server = self._server, None
-        if shell is not None:
-            await shell.close()
         if server is not None:
             await server.close()
+        if shell is not None:
+            await shell.close()
 
 
 class LocalFleet:
@@ -119,8 +120,15 @@ class LocalFleet:
     def station(self, name: str) -> LocalStation:
         return next(station for station in self.stations if station.spec.name == name)
 
-    def sessions(self) -> Sequence[int]:
+    def sessions(self) -> list[int]:
+        """Open sessions of each station."""
         return [station.num_sessions for station in self.stations]
+
+    async def until(self, holds: Callable[[LocalFleet], bool], timeout_s: float = 5.0) -> None:
+        """Until the stations, which run in this loop, have come to where `holds` is true."""
+        async with asyncio.timeout(timeout_s):
+            while not holds(self):  # noqa: ASYNC110  there is no event for another side's inner state
+                await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -235,12 +235,13 @@ class Network:
     def _vented(self, station: StationLink, message: Message) -> None:
         vent = decode_vent(message.payload)
         sequence = self.sequences.get(vent.session)
-        if sequence is None or not sequence.is_current(vent.epoch):
+        is_of_a_pass = vent.first >= 0  # else the whole session was refused, whatever its epoch
+        if sequence is None or (is_of_a_pass and not sequence.is_current(vent.epoch)):
             self.strays += 1
             return
         error = vent_error(message)
         if isinstance(error, StationLostError | LinkClosedError):
-            asyncio.get_running_loop().call_later(LOSS_NOTICE_S, sequence.failed_if_current, vent.epoch, error)
+            asyncio.get_running_loop().call_later(LOSS_NOTICE_S, sequence.failed_if_current, sequence.epoch, error)
         else:
             sequence.failed(error)
 

@@ -157,13 +157,15 @@ def _station_cost(
 
 
 def _weight_bytes(station: StationSpec, weights: WeightSizes) -> int:
-    """Bytes of weights a station touches. A shard touches its part; a tied embed and head share their bytes."""
+    """Bytes of weights a station touches. A shard touches its part; equal parts of tied ends are the same bytes."""
+    embeds = {(role.part, role.parts) for role in station.roles if role.name == "embed"}
     total = 0
     for role in station.roles:
         if role.name == "embed":
             total += weights.embed // role.parts
         elif role.name == "head":
-            total += weights.head // role.parts
+            shared = weights.shared_ends if (role.part, role.parts) in embeds else 0
+            total += (weights.head - shared) // role.parts
         else:
             total += sum(weights.of_layer_role(role.name, layer) for layer in range(role.lo, role.hi + 1))
     return total

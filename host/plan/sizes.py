@@ -42,13 +42,17 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 class WeightSizes(msgspec.Struct, frozen=True):
-    """Bytes of the weights: the ends, and attn, gate_up and down of each layer. A tied head reads embed's bytes."""
+    """Bytes of the weights: the ends, and attn, gate_up and down of each layer.
+
+    `shared_ends`: bytes that embed and head both count, because a tied head reads embed's matrix.
+    """
 
     embed: int
     head: int
     attn: tuple[int, ...]
     gate_up: tuple[int, ...]
     down: tuple[int, ...]
+    shared_ends: int = 0
 
     def of_layer_role(self, role: str, layer: int) -> int:
         """Bytes of attn, gate_up or down at `layer`, or of all three for block."""
@@ -74,8 +78,9 @@ def weights_from_manifest(manifest: Mapping[str, Any], num_layers: int) -> Weigh
         raise PlanError(f"the manifest has no weights for {missing[0]} ({len(missing)} missing)")
     tied = bool(manifest.get("tied_head"))
     layers = {part: tuple(sizes[(part, layer)] for layer in range(num_layers)) for part in LAYER_PARTS}
-    head = sizes.get(("head", 0), 0) + (sizes[("embed", 0)] if tied else 0)
-    return WeightSizes(embed=sizes[("embed", 0)], head=head, **layers)
+    embed = sizes[("embed", 0)]
+    shared = embed if tied else 0
+    return WeightSizes(embed=embed, head=sizes.get(("head", 0), 0) + shared, shared_ends=shared, **layers)
 
 
 def weights_from_geometry(geometry: Geometry, bits_per_weight: float = 5.0) -> WeightSizes:

@@ -11,6 +11,7 @@ from host.plan import (
     Machine,
     Plan,
     StationSpec,
+    WeightSizes,
     check,
     make_plan,
     parse_roles,
@@ -139,8 +140,21 @@ def test_sizes_come_from_the_manifest_and_a_tied_head_reads_embeds_file() -> Non
     ]
     sizes = weights_from_manifest({"tied_head": True, "files": files}, 2)
     assert (sizes.embed, sizes.head, sizes.of_layer_role("block", 1)) == (100, 103, 33)
+    assert sizes.shared_ends == 100
     with pytest.raises(PlanError, match="no weights for attn of layer 2"):
         weights_from_manifest({"tied_head": True, "files": files}, 3)
+
+
+def test_a_station_with_both_tied_ends_holds_their_matrix_once() -> None:
+    tied = WeightSizes(embed=800, head=816, attn=(1,) * 30, gate_up=(1,) * 30, down=(1,) * 30, shared_ends=800)
+
+    def ends_of(plan: str) -> list[int]:
+        cost = plan_cost(make_plan(plan, 30), SMOLLM2, tied)
+        return [station.weight_bytes for station in cost.stations if station.name.startswith("ends")]
+
+    assert ends_of("trisplit") == [816]
+    assert ends_of("trisplit+shards=2") == [408, 408]
+    assert ends_of("trisplit+embed-shards=2") == [400 + 816, 400]
 
 
 def test_geometry_names_what_a_card_lacks() -> None:

@@ -9,6 +9,7 @@ import typer
 from .options import (
     Coalesce,
     Fleet,
+    IgnoreEos,
     KernelsOption,
     LinkDelay,
     MaxTokens,
@@ -42,6 +43,7 @@ def chat(
     min_p: MinP = None,
     seed: Seed = None,
     stop: Stop = None,
+    ignore_eos: IgnoreEos = False,
     prefill_chunk: PrefillChunk = None,
     transport: TransportOption = None,
     link_delay_ms: LinkDelay = None,
@@ -77,6 +79,7 @@ def chat(
             "min_p": min_p,
             "seed": seed,
             "stop": stop,
+            "ignore_eos": ignore_eos,
             "prefill_chunk": prefill_chunk,
         }
     )

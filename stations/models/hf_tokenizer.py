@@ -15,20 +15,19 @@ from tokenizers import Tokenizer
 
 from .errors import CorruptModelError, ModelNotFoundError, UnsupportedModelError
 from .hf_config import token_ids
+from .sentence_piece_model import read_sentence_piece
 
 TOKENIZER_FILE = "tokenizer.json"
+SENTENCE_PIECE_FILE = "tokenizer.model"  # of llama models before the third; these put BOS unless told otherwise
 
 
 class HfTokenizer:
     """Text conventions of a folder: `json`, ids of BOS and of every end token, BOS before raw text, template."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        path = folder / TOKENIZER_FILE
-        if not path.is_file():
-            raise ModelNotFoundError(f"{folder} has no {TOKENIZER_FILE}")
+        path, document = _read_tokenizer(folder)
         settings = read_json(folder / "tokenizer_config.json", optional=True)
         generation = read_json(folder / "generation_config.json", optional=True)
-        document = read_json(path)
         self._tokenizer = _load(path, document)
         kind = (document.get("model") or {}).get("type", "BPE")
         if kind != "BPE":
@@ -40,7 +39,7 @@ class HfTokenizer:
         )
         self.bos_id = self._bos_id(config, generation, settings)
         self.eos_ids = self._eos_ids(config, generation, settings)
-        adds_bos = self._post_processor_adds_bos(path)
+        adds_bos = path.name == SENTENCE_PIECE_FILE or self._post_processor_adds_bos(path)
         self.add_bos = bool(settings.get("add_bos_token", adds_bos)) and self.bos_id is not None
         self.chat_template = _chat_template(folder, settings)
 
@@ -91,6 +90,17 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
         raise ModelNotFoundError(f"{path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise CorruptModelError(f"{path}: {error}") from error
+
+
+def _read_tokenizer(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The tokenizer's file and its content as of tokenizer.json, which goes before SentencePiece's own file."""
+    path = folder / TOKENIZER_FILE
+    if path.is_file():
+        return path, read_json(path)
+    path = folder / SENTENCE_PIECE_FILE
+    if path.is_file():
+        return path, json.loads(read_sentence_piece(path))
+    raise ModelNotFoundError(f"{folder} has neither {TOKENIZER_FILE} nor {SENTENCE_PIECE_FILE}")
 
 
 def _load(path: Path, document: dict[str, Any]) -> Tokenizer:

@@ -99,7 +99,9 @@ def write_gguf(
         weight_type = "F32" if values.ndim == 1 else types if isinstance(types, str) else types.get(part, "F32")
         raw[name] = encode(np.atleast_2d(values), weight_type, seed=number)
         data = raw[name] if values.ndim == 2 else values
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=GGMLQuantizationType[weight_type] if values.ndim == 2 else None)
+        writer.add_tensor(
+            f"{name}.weight", data, raw_dtype=GGMLQuantizationType[weight_type] if values.ndim == 2 else None
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

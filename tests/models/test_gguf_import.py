@@ -31,7 +31,10 @@ def dequantized(raw: np.ndarray, weight_type: str) -> np.ndarray:
 def stored_matrices(folder: ModelFolder) -> dict[str, np.ndarray]:
     """Every matrix of the folder under its GGUF name, stacked ones taken apart by the card's row counts."""
     card = folder.card
-    found = {"token_embd": unpack(folder.matrix("embed", 0, "embedding")), "output": unpack(folder.matrix("head", 0, "head"))}
+    found = {
+        "token_embd": unpack(folder.matrix("embed", 0, "embedding")),
+        "output": unpack(folder.matrix("head", 0, "head")),
+    }
     q, kv = card.num_heads * card.head_dim, card.num_kv_heads * card.head_dim
     for layer in range(card.num_layers):
         for role, stacked, parts in (
@@ -73,7 +76,14 @@ def test_norms_of_a_layer_are_in_every_file_that_needs_them(tmp_path: Path) -> N
 
 
 def test_parts_of_different_types_are_stored_apart_and_equal_ones_together(tmp_path: Path) -> None:
-    types = {"attn_q": "Q4_0", "attn_k": "Q4_0", "attn_v": "Q8_0", "ffn_gate": "Q4_0", "ffn_up": "Q5_0", "ffn_down": "F16"}
+    types = {
+        "attn_q": "Q4_0",
+        "attn_k": "Q4_0",
+        "attn_v": "Q8_0",
+        "ffn_gate": "Q4_0",
+        "ffn_up": "Q5_0",
+        "ffn_down": "F16",
+    }
     raw = write_gguf(tmp_path / "m.gguf", TINY, random_weights(TINY), types=types)
     folder = import_gguf(tmp_path / "m.gguf")
     assert folder.names("attn", 0) == ("norm1", "norm2", "q", "k", "v", "output")
@@ -99,7 +109,11 @@ def test_a_tied_head_is_the_embedding_and_an_untied_one_is_its_own(tmp_path: Pat
 def test_the_card_says_what_the_metadata_says(tmp_path: Path) -> None:
     factors = np.linspace(1, 8, TINY.head_dim // 2, dtype=np.float32)
     weights = {**random_weights(TINY), "rope_freqs": factors}
-    metadata = {"tokenizer.chat_template": "{{ messages }}", "tokenizer.ggml.eot_token_id": 2, "llama.rope.dimension_count": 16}
+    metadata = {
+        "tokenizer.chat_template": "{{ messages }}",
+        "tokenizer.ggml.eot_token_id": 2,
+        "llama.rope.dimension_count": 16,
+    }
     write_gguf(tmp_path / "m.gguf", TINY, weights, metadata=metadata)
     card = import_gguf(tmp_path / "m.gguf").card
     assert (card.num_layers, card.hidden_size, card.num_heads, card.num_kv_heads, card.head_dim) == (2, 64, 4, 2, 16)
@@ -182,7 +196,7 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[bytes]:
 
 def test_a_file_cut_anywhere_is_one_clear_error(small_file: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
-    for size in [*range(0, 200), *range(200, len(small_file), 997), len(small_file) - 1]:
+    for size in [*range(200), *range(200, len(small_file), 997), len(small_file) - 1]:
         path.write_bytes(small_file[:size])
         with pytest.raises(ModelError) as caught:
             import_gguf(path)

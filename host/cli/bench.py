@@ -2,6 +2,87 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Coroutine
+from typing import Annotated, Any
+
 import typer
 
-app = typer.Typer(help="Measure the wire, a hop, or decoding.", no_args_is_help=True, rich_markup_mode=None)
+from .options import Kernels, Model, Route, SocketLibrary, Transport
+
+app = typer.Typer(help="Measure the wire, a hop, or decoding.", no_args_is_help=True)
+
+Runs = Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each side, in turn.")]
+OneLine = Annotated[bool, typer.Option("--json", help="The object on one line, without progress.")]
+Library = Annotated[SocketLibrary | None, typer.Option(help="Only this WebSocket library (default: each).")]
+
+
+@app.command()
+def wire(
+    runs: Runs = 5,
+    transport: Library = None,
+    link_delay_ms: Annotated[
+        float | None, typer.Option(metavar="D", help="Also measure the delay that a link obtains when asked for D ms.")
+    ] = None,
+    as_json: OneLine = False,
+) -> None:
+    """Frames a second packed and decoded, and through a socket with coalescing off and on."""
+    from host.bench import bench_wire
+
+    _measure(bench_wire(runs=runs, link_delay_ms=link_delay_ms, libraries=_libraries(transport)), as_json=as_json)
+
+
+@app.command()
+def hop(
+    runs: Runs = 5,
+    transport: Library = None,
+    kernels: Annotated[Kernels, typer.Option(help="Kernel set of the stations.")] = "fast",
+    as_json: OneLine = False,
+) -> None:
+    """A hop of a chain beside half a bare echo of the same bytes over the same library."""
+    from host.bench import bench_hop
+
+    _measure(bench_hop(runs=runs, kernels=kernels, libraries=_libraries(transport)), as_json=as_json)
+
+
+@app.command()
+def decode(
+    plan: Annotated[list[str] | None, typer.Option(metavar="P", help="May be repeated (default: five ways).")] = None,
+    route: Annotated[Route, typer.Option(help="With --plan.")] = "chain",
+    kernels: Annotated[Kernels, typer.Option(help="With --plan.")] = "fast",
+    threads: Annotated[int, typer.Option(metavar="N", min=1, help="With --plan.")] = 1,
+    model: Model = None,
+    transport: Annotated[Transport, typer.Option()] = "auto",
+    prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1)] = 256,
+    new_tokens: Annotated[int, typer.Option(metavar="N", min=2)] = 64,
+    runs: Runs = 3,
+    as_json: OneLine = False,
+) -> None:
+    """Prefill and decode rates of plans, kernel sets and routes, runs in turn."""
+    from host.bench import bench_decode
+    from host.bench.decode import DEFAULT_WAYS, Way
+
+    from .model import ready_model
+
+    ways = tuple(Way(p, route, kernels, threads) for p in plan) if plan else DEFAULT_WAYS
+    measuring = bench_decode(
+        ways,
+        model=ready_model(model).name,
+        transport=transport,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        runs=runs,
+    )
+    _measure(measuring, as_json=as_json)
+
+
+def _libraries(chosen: str | None) -> tuple[str, ...]:
+    from host.bench.echo import LIBRARIES
+
+    return LIBRARIES if chosen is None else (chosen,)
+
+
+def _measure(bench: Coroutine[Any, Any, dict[str, Any]], *, as_json: bool) -> None:
+    from .loop import run_async
+
+    print(json.dumps(run_async(bench), indent=None if as_json else 2, ensure_ascii=False))

@@ -8,6 +8,7 @@ import typer
 
 from .options import (
     Coalesce,
+    Exact,
     Fleet,
     IgnoreEos,
     KernelsOption,
@@ -48,6 +49,7 @@ def chat(
     transport: TransportOption = None,
     link_delay_ms: LinkDelay = None,
     coalesce: Coalesce = None,
+    exact: Exact = False,
     fleet: Fleet = None,
     token_file: TokenFile = None,
 ) -> None:
@@ -67,6 +69,7 @@ def chat(
         transport=transport,
         link_delay_ms=link_delay_ms,
         coalesce=coalesce,
+        exact=exact,
         fleet=fleet,
         token_file=token_file,
     )

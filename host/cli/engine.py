@@ -31,6 +31,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     transport: str | None = None
     link_delay_ms: float | None = None
     coalesce: str | None = None
+    exact: bool = False
     fleet: str | None = None
     token_file: Path | None = None
 
@@ -68,6 +69,7 @@ def prepare_engine(request: EngineRequest) -> Callable[[], AbstractAsyncContextM
         "route": request.route,
         "transport": request.transport,
         "link_delay_ms": request.link_delay_ms,
+        "exact": request.exact,
     }
     if request.coalesce is not None:
         shared["coalesce"] = request.coalesce == "on"

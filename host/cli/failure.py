@@ -47,7 +47,8 @@ def run_app(arguments: Sequence[str]) -> int:
     except typer.Exit as exc:
         return exc.exit_code
     except _ClickError as exc:
-        _say(_usage_message(exc))
+        if exc.format_message():  # empty: a command group without a command, whose help was printed
+            _say(_usage_message(exc))
         return USAGE
     except BaseExceptionGroup as group:
         return _report(_leaf(group))

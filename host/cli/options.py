@@ -15,6 +15,7 @@ OnOff = Literal["on", "off"]
 Route = Literal["relay", "chain"]
 Kernels = Literal["fast", "reference"]
 Transport = Literal["auto", "websockets", "picows"]
+SocketLibrary = Literal["websockets", "picows"]
 
 Model = Annotated[
     str | None,
@@ -58,6 +59,10 @@ LinkDelay = Annotated[
 Coalesce = Annotated[
     OnOff | None,
     typer.Option(help="Send frames of one moment as one message (default on).", rich_help_panel=FLEET_PANEL),
+]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Refuse whatever makes the result depend on the cut.", rich_help_panel=FLEET_PANEL),
 ]
 PrefillChunk = Annotated[
     int | None,

@@ -14,6 +14,7 @@ from .failure import UsageError
 from .options import (
     AsJson,
     Coalesce,
+    Exact,
     Fleet,
     IgnoreEos,
     KernelsOption,
@@ -68,6 +69,7 @@ def run(
     transport: TransportOption = None,
     link_delay_ms: LinkDelay = None,
     coalesce: Coalesce = None,
+    exact: Exact = False,
     fleet: Fleet = None,
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -88,6 +90,7 @@ def run(
         transport=transport,
         link_delay_ms=link_delay_ms,
         coalesce=coalesce,
+        exact=exact,
         fleet=fleet,
         token_file=token_file,
     )

@@ -6,6 +6,7 @@ Transports know no frames and no hello: that is the link's.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import Protocol
 
@@ -71,6 +72,17 @@ class Wire(ABC):
     @abstractmethod
     def abort(self) -> None:
         """Cut the connection now; what waits is lost."""
+
+
+def end_stream(transport: asyncio.Transport) -> None:
+    """Send what waits and the end of the stream, but go on reading where that can be done.
+
+    Closing a socket while the peer still sends resets the connection, and the peer never reads why.
+    """
+    if transport.can_write_eof():
+        transport.write_eof()
+    else:
+        transport.close()
 
 
 def cut_reason(reason: str) -> str:

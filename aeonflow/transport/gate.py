@@ -16,7 +16,7 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from ..auth import Gatekeeper, Permission, Refusal
-from .base import CLOSE_TIMEOUT_S
+from .base import CLOSE_TIMEOUT_S, end_stream
 
 MAX_REQUEST_BYTES = 16 * 1024  # of the HTTP request; ours has about 300
 
@@ -93,13 +93,13 @@ class Gate(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._rules.handshake_s, self.abort)
         set_no_delay(transport)
-        if len(self._rules.waiting) >= self._rules.max_unauthenticated:
-            self._refuse(
-                Refusal(503, f"{len(self._rules.waiting)} connections wait for their handshake, the most here")
-            )
+        num_waiting = len(self._rules.waiting)
+        self._rules.waiting.add(self)
+        if num_waiting >= self._rules.max_unauthenticated:
+            self._refuse(Refusal(503, f"{num_waiting} connections wait for their handshake, the most allowed"))
+            self._transport.close()  # at once: there is no room to see it off
         elif self._rules.is_full():
             self._refuse(Refusal(503, "no more connections are taken"))
-        self._rules.waiting.add(self)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -153,11 +153,11 @@ class Gate(asyncio.Protocol):
         self._answer()
 
     def _answer(self) -> None:
-        """Send the refusal that the core holds, and close soon even if the other side does not."""
+        """Send the refusal that the core holds; soon after, the connection ends even if the other side stays."""
         self._is_decided = True
         self._rules.refused += 1
         self._transport.write(b"".join(self._core.data_to_send()))
-        self._transport.close()
+        end_stream(self._transport)
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self.abort)
 

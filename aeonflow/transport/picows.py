@@ -127,7 +127,7 @@ class PicowsWire(Wire, picows.WSListener):
             receiver.on_data(message)
         if self._is_lost:
             receiver.on_lost(self._lost_error)
-        elif not self._is_closing:
+        elif not self._ws.underlying_transport.is_closing():
             self._ws.underlying_transport.resume_reading()
 
     def _deliver(self, message: bytes | bytearray) -> None:

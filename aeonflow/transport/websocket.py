@@ -18,7 +18,7 @@ from websockets.uri import parse_uri
 
 from ..errors import AeonflowError, LinkClosedError, OversizeError, RemoteProtocolError
 from ..frames import Buffer
-from .base import CLOSE_TIMEOUT_S, HIGH_WATER_BYTES, Receiver, Wire, cut_reason
+from .base import CLOSE_TIMEOUT_S, HIGH_WATER_BYTES, Receiver, Wire, cut_reason, end_stream
 from .dial import Target, connection_failure, http_refusal
 from .gate import Admitted, set_no_delay
 
@@ -143,7 +143,7 @@ class WebSocketWire(Wire, asyncio.Protocol):
         if data:
             self._transport.write(data)
         if not writes[-1]:  # the core's sign that the stream ends here
-            self._transport.close()
+            end_stream(self._transport)
 
     def _expect_end(self) -> None:
         if self._close_timer is None:

@@ -18,6 +18,9 @@ from aeonflow.messages import PROTOCOL_VERSION
 
 TOKEN = "a-secret-for-these-tests"
 WAIT_S = 10.0  # bound of every wait in these tests; none is expected to come near it
+CALM = LinkOptions(heartbeat_s=600, suspected_s=600, silence_s=600)  # no beat disturbs what a test counts
+QUICK = LinkOptions(handshake_s=WAIT_S, heartbeat_s=0.02, suspected_s=0.05, silence_s=0.15)
+
 SOCKET_PAIRS = [(c, s) for c in ("websockets", "picows") for s in ("websockets", "picows")]
 ALL_PAIRS = [("memory", "memory"), *SOCKET_PAIRS]
 
@@ -42,11 +45,14 @@ class Recorder:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.closed: list[AeonflowError | None] = []
+        self.links: list[Link] = []
         self._changed = asyncio.Event()
 
     def attach(self, link: Link) -> Link:
         link.on_message = self.on_message
         link.on_close = self.on_close
+        self.links.append(link)
+        self._changed.set()
         return link
 
     def on_message(self, message: Message) -> None:
@@ -62,6 +68,11 @@ class Recorder:
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
+
+    async def link(self) -> Link:
+        """The first link that was attached, once it has come."""
+        await self.until(lambda: bool(self.links))
+        return self.links[0]
 
     async def count(self, messages: int) -> list[Message]:
         await self.until(lambda: len(self.messages) >= messages)
@@ -92,6 +103,7 @@ async def linked(
 ) -> AsyncIterator[Pair]:
     """A connected pair over (client transport, server transport); both ends are gone afterwards."""
     pair = Pair()
+    options.setdefault("options", CALM)
     client_hello = client_hello or hello("host", "host")
     server_hello = server_hello or hello()
     if transports[0] == "memory":
@@ -157,6 +169,3 @@ async def end_of(client: ClientConnection) -> tuple[int | None, str]:
     async with asyncio.timeout(WAIT_S):
         await client.wait_closed()
     return client.close_code, client.close_reason or ""
-
-
-QUICK = LinkOptions(handshake_s=WAIT_S, heartbeat_s=0.02, suspected_s=0.05, silence_s=0.15)

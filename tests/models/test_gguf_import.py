@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -187,11 +186,11 @@ def test_foreign_weight_types_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def small_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[bytes]:
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("gguf") / "m.gguf"
     geometry = Geometry(layers=1)
     write_gguf(path, geometry, random_weights(geometry), types="Q8_0")
-    yield path.read_bytes()
+    return path.read_bytes()
 
 
 def test_a_file_cut_anywhere_is_one_clear_error(small_file: bytes, tmp_path: Path) -> None:

@@ -194,10 +194,10 @@ def test_damaged_weight_files_are_one_clear_error(tmp_path: Path) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     write_hf(tmp_path / "hf", TINY, random_weights(TINY), shards=2)
     (tmp_path / "hf" / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ModelNotFoundError, match="model-00002-of-00002.safetensors"):
+    with pytest.raises(ModelNotFoundError, match=r"model-00002-of-00002\.safetensors"):
         import_hf(tmp_path / "hf")
     (tmp_path / "hf" / "model.safetensors.index.json").unlink()
-    with pytest.raises(ModelNotFoundError, match="neither model.safetensors nor"):
+    with pytest.raises(ModelNotFoundError, match=r"neither model\.safetensors nor"):
         import_hf(tmp_path / "hf")
     (tmp_path / "hf" / "tokenizer.json").unlink()
     with pytest.raises(ModelNotFoundError, match="tokenizer"):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -14,9 +16,8 @@ from blake3 import blake3
 
 from aeonflow.frames import Buffer
 
-from .build import placing
 from .documents import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, Bundle, encode_document
-from .errors import CorruptModelError, ModelError, ModelNotFoundError
+from .errors import CorruptModelError, ModelError
 from .fingerprint import fingerprint
 from .folder import ModelFolder
 from .manifest import FileEntry
@@ -39,19 +40,31 @@ def begin_folder(bundle: Bundle, target: Path) -> ModelFolder:
     Raises ModelError naming both fingerprints when another model is there, CorruptModelError for a bad bundle.
     """
     check_bundle(bundle)
-    try:
-        found = ModelFolder.open(target)
-    except ModelNotFoundError:
-        with placing(target) as scratch:
-            (scratch / TOKENIZER_FILE).write_text(bundle.tokenizer_json, encoding="utf-8")
-            (scratch / MANIFEST_FILE).write_bytes(encode_document(bundle.manifest))
-            (scratch / CARD_FILE).write_bytes(encode_document(bundle.card))
-        return ModelFolder.open(target)
+    if not (target / CARD_FILE).is_file():
+        _write_documents(bundle, target)
+    found = ModelFolder.open(target)
     if found.card.fingerprint != bundle.card.fingerprint:
         raise ModelError(
             f"{target} holds another model: fingerprint {found.card.fingerprint}, offered {bundle.card.fingerprint}"
         )
     return found
+
+
+def _write_documents(bundle: Bundle, target: Path) -> None:
+    """Place a folder of the three documents at once; when another process was first, its folder stays."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.begun-", dir=target.parent))
+    try:
+        scratch.chmod(0o755)  # mkdtemp's folders are private; models are shared like any other cache
+        (scratch / TOKENIZER_FILE).write_text(bundle.tokenizer_json, encoding="utf-8")
+        (scratch / MANIFEST_FILE).write_bytes(encode_document(bundle.manifest))
+        (scratch / CARD_FILE).write_bytes(encode_document(bundle.card))
+        scratch.rename(target)
+    except OSError:
+        if not (target / CARD_FILE).is_file():
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class PartialFile:

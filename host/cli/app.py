@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from . import bench, chat, doctor, fleets, models, planning, pull, run, station
+from .bench import app as bench
+from .chat import chat
+from .doctor import doctor
+from .fleets import down, logs, status, up
+from .models import app as models
+from .planning import explain, plan
+from .pull import pull
+from .run import run
+from .station import station
 
 app = typer.Typer(
     name="aeonflow",
@@ -35,20 +43,20 @@ def aeonflow(
 
 GENERATING, FLEETS, MODELS, LOOKING = "Generate", "Fleets", "Models", "Look before you run"
 
-app.command(rich_help_panel=GENERATING)(run.run)
-app.command(rich_help_panel=GENERATING)(chat.chat)
-app.command(rich_help_panel=MODELS)(pull.pull)
-app.add_typer(models.app, name="models", rich_help_panel=MODELS)
-app.command(rich_help_panel=FLEETS)(fleets.up)
-app.command(rich_help_panel=FLEETS)(fleets.down)
-app.command(rich_help_panel=FLEETS)(fleets.status)
-app.command(rich_help_panel=FLEETS)(fleets.logs)
-app.command(rich_help_panel=FLEETS)(doctor.doctor)
+app.command(rich_help_panel=GENERATING)(run)
+app.command(rich_help_panel=GENERATING)(chat)
+app.command(rich_help_panel=MODELS)(pull)
+app.add_typer(models, name="models", rich_help_panel=MODELS)
+app.command(rich_help_panel=FLEETS)(up)
+app.command(rich_help_panel=FLEETS)(down)
+app.command(rich_help_panel=FLEETS)(status)
+app.command(rich_help_panel=FLEETS)(logs)
+app.command(rich_help_panel=FLEETS)(doctor)
 app.command(
     rich_help_panel=FLEETS,
     add_help_option=False,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)(station.station)
-app.command(rich_help_panel=LOOKING)(planning.plan)
-app.command(rich_help_panel=LOOKING)(planning.explain)
-app.add_typer(bench.app, name="bench", rich_help_panel=LOOKING)
+)(station)
+app.command(rich_help_panel=LOOKING)(plan)
+app.command(rich_help_panel=LOOKING)(explain)
+app.add_typer(bench, name="bench", rich_help_panel=LOOKING)

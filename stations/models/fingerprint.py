@@ -7,6 +7,8 @@ tensor's digest, and the layout version.
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 from blake3 import blake3
 
@@ -17,7 +19,7 @@ _LABELS = ("name", "source", "fingerprint")
 
 
 def fingerprint(card: ModelCard, manifest: Manifest) -> str:
-    """blake3 hex of the canonical JSON (keys sorted, no spaces) of what makes the model what it is."""
+    """blake3 hex of canonical JSON: keys sorted, no spaces, UTF-8, floats in their shortest decimal form (`repr`)."""
     geometry = {key: value for key, value in msgspec.to_builtins(card).items() if key not in _LABELS}
     tensors = [[f.role, f.layer, t.name, t.kind, t.rows, t.cols, t.blake3] for f in manifest.files for t in f.tensors]
     content = {
@@ -26,4 +28,5 @@ def fingerprint(card: ModelCard, manifest: Manifest) -> str:
         "tensors": tensors,
         "layout_version": manifest.layout_version,
     }
-    return blake3(msgspec.json.encode(content, order="deterministic")).hexdigest()
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return blake3(text.encode()).hexdigest()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from aeonflow import Hello, Link, Message
 from aeonflow.bands import EMBED
@@ -17,6 +18,11 @@ LIBRARIES = ("websockets", "picows")
 START_TIMEOUT_S = 20.0
 ROUND_TRIPS_TIMEOUT_S = 60.0
 MAX_BARE_BYTES = 1 << 20
+
+
+def usable(libraries: Sequence[str]) -> tuple[str, ...]:
+    """Those of `libraries` that can be imported here; the others leave no figures."""
+    return tuple(library for library in libraries if importlib.util.find_spec(library) is not None)
 
 
 def hello(name: str) -> Hello:

@@ -16,7 +16,7 @@ from aeonflow.frames import HEADER_BYTES
 from aeonflow.tensors import PREFIX_BYTES
 
 from ..engine import Engine
-from .echo import LIBRARIES, bare_round_trips, echo_process, hello, link_round_trips
+from .echo import LIBRARIES, bare_round_trips, echo_process, hello, link_round_trips, usable
 from .measure import machine, spread
 
 HIDDEN, FFN = 576, 256
@@ -40,7 +40,9 @@ async def bench_hop(
 
     `row_bytes`: mean data of the rows on a token's longest path; the echo carries as much with the same prefixes.
     """
-    results = {library: await _one_library(library, runs, model, plan, kernels, row_bytes) for library in libraries}
+    results = {
+        library: await _one_library(library, runs, model, plan, kernels, row_bytes) for library in usable(libraries)
+    }
     return {
         "bench": "hop",
         "machine": machine(),

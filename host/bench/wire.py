@@ -11,7 +11,7 @@ from aeonflow import Flags, FlowSendBatcher, Frame, FrameDecoder, Link, Message,
 from aeonflow.bands import ATTN, TRACES
 from aeonflow.frames import pack_header
 
-from .echo import LIBRARIES, echo_process, hello, link_round_trips
+from .echo import LIBRARIES, echo_process, hello, link_round_trips, usable
 from .measure import machine, spread
 
 PAYLOADS = (64, 2352, 14_336)  # a small control message; a row of 576 with its prefix; a row of 3,584
@@ -33,6 +33,7 @@ async def bench_wire(
 
     `run_s`: about how long one run takes; `link_delay_ms`: also measure the delay a link obtains for it.
     """
+    libraries = usable(libraries)
     codec = {str(size): _codec(size, runs, run_s) for size in payloads}
     batcher: dict[str, Any] = {}
     for library in libraries:

@@ -51,11 +51,11 @@ LITERAL_MANIFEST = Manifest(
     files=(
         FileEntry(
             name="down.000.safetensors", role="down", layer=0, bytes=8192, blake3="22" * 32,
-            tensors=(TensorEntry(name="down", kind="q4_1", rows=64, cols=128, offset=4096, bytes=4096, blake3="33" * 32),),
+            tensors=(TensorEntry("down", "q4_1", rows=64, cols=128, offset=4096, bytes=4096, blake3="33" * 32),),
         ),
     ),
 )  # fmt: skip
-GOLDEN_FINGERPRINT = "c43308f5d5406c7ea7a4d62bae166e20f33812b66e2785ece250cd05dc2f5009"
+GOLDEN_FINGERPRINT = "e8d4a329ccaa1640bc5840c5330c3d0726cef573634d14416537d56e1da8c73b"
 
 
 @pytest.fixture(scope="module")

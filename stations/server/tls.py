@@ -1,4 +1,4 @@
-"""TLS of a station: its own certificate, and which ones it trusts when it dials. Contexts are made when first needed."""
+"""TLS of a station: its own certificate, and which ones it trusts when it dials. Contexts are made when needed."""
 
 from __future__ import annotations
 

@@ -169,3 +169,29 @@ async def end_of(client: ClientConnection) -> tuple[int | None, str]:
     async with asyncio.timeout(WAIT_S):
         await client.wait_closed()
     return client.close_code, client.close_reason or ""
+
+
+def transport_of(link: Link) -> asyncio.Transport:
+    """The socket transport beneath a link: what a network can do to it is done there."""
+    wire: Any = link._wire
+    transport: asyncio.Transport = wire._ws.underlying_transport if wire.name == "picows" else wire._transport
+    return transport
+
+
+def hold_up_reading(pair: Pair) -> None:
+    """The server reads nothing more."""
+    wire: Any = pair.server._wire
+    if wire.name == "memory":
+        wire._schedule = lambda: None
+    else:
+        transport_of(pair.server).pause_reading()
+
+
+def read_again(pair: Pair) -> None:
+    """The server takes what has piled up."""
+    wire: Any = pair.server._wire
+    if wire.name == "memory":
+        del wire._schedule
+        wire._schedule()
+    elif not transport_of(pair.server).is_closing():
+        transport_of(pair.server).resume_reading()

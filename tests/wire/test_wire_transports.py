@@ -23,7 +23,18 @@ from aeonflow.errors import (
 from aeonflow.frames import MAX_PAYLOAD_BYTES
 from aeonflow.link import read_vent
 
-from .peers import ALL_PAIRS, SOCKET_PAIRS, WAIT_S, Pair, hello, limited, linked
+from .peers import (
+    ALL_PAIRS,
+    SOCKET_PAIRS,
+    WAIT_S,
+    Pair,
+    hello,
+    hold_up_reading,
+    limited,
+    linked,
+    read_again,
+    transport_of,
+)
 
 every_pair = pytest.mark.parametrize("transports", ALL_PAIRS, ids="-".join)
 every_socket_pair = pytest.mark.parametrize("transports", SOCKET_PAIRS, ids="-".join)
@@ -331,26 +342,3 @@ async def test_errors_of_unknown_kind_still_name_their_text(transports: tuple[st
         pair.server.on_message = lambda m: pair.server.send_vent(m.stream, m.sequence, Vent("of-later", "a new cause"))
         with pytest.raises(CallError, match="a new cause"):
             await pair.client.call(ATTN, b"", timeout_s=WAIT_S)
-
-
-def transport_of(link: object) -> asyncio.Transport:
-    """The socket transport beneath a link: what a network can do to it is done there."""
-    wire = link._wire  # type: ignore[attr-defined]
-    return wire._ws.underlying_transport if wire.name == "picows" else wire._transport  # type: ignore[no-any-return]
-
-
-def hold_up_reading(pair: Pair) -> None:
-    wire = pair.server._wire
-    if wire.name == "memory":
-        wire._schedule = lambda: None  # type: ignore[attr-defined]
-    else:
-        transport_of(pair.server).pause_reading()
-
-
-def read_again(pair: Pair) -> None:
-    wire = pair.server._wire
-    if wire.name == "memory":
-        del wire._schedule  # type: ignore[attr-defined]
-        wire._schedule()  # type: ignore[attr-defined]
-    elif not transport_of(pair.server).is_closing():
-        transport_of(pair.server).resume_reading()

@@ -1,0 +1,114 @@
+"""wss:// with certificates made for the test, over all pairs of transports."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from aeonflow import connect
+from aeonflow.bands import ATTN
+from aeonflow.errors import LinkClosedError, LocalProtocolError
+from aeonflow.transport.tls import client_context, server_context
+
+from .peers import SOCKET_PAIRS, TOKEN, WAIT_S, hello, serving
+
+
+class Certificate:
+    """A self-signed certificate for 127.0.0.1 in PEM files."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.cert, self.key = folder / f"{name}.pem", folder / f"{name}.key"
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        now = datetime.datetime.now(datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+            .sign(key, hashes.SHA256())
+        )
+        self.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        self.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("ours"), "ours")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("other"), "other")
+
+
+@pytest.mark.parametrize("transports", SOCKET_PAIRS, ids="-".join)
+async def test_messages_travel_over_tls(transports: tuple[str, str], ours: Certificate) -> None:
+    payload = bytes(range(256)) * 4000
+    async with serving(transports[1], ssl=server_context(ours.cert, ours.key)) as (server, recorder):
+        assert server.url.startswith("wss://127.0.0.1:")
+        link = await connect(
+            server.url,
+            hello=hello("h", "host"),
+            token=TOKEN,
+            transport=transports[0],
+            ssl=client_context(ours.cert),
+        )
+        at_server = await recorder.link()
+        at_server.on_message = lambda m: at_server.send(m.stream, m.sequence, m.payload)
+        for size in (1, 20_000, len(payload)):
+            reply = await link.call(ATTN, payload[:size], timeout_s=WAIT_S)
+            assert reply.payload == payload[:size]
+        assert at_server.peer_url.startswith("wss://")
+        await link.close()
+
+
+@pytest.mark.parametrize("transport", ["websockets", "picows"])
+async def test_an_untrusted_certificate_is_refused(transport: str, ours: Certificate, other: Certificate) -> None:
+    async with serving(transport, ssl=server_context(ours.cert, ours.key)) as (server, _):
+        with pytest.raises(LinkClosedError, match=r"the certificate is not trusted: self.signed certificate"):
+            await connect(
+                server.url, hello=hello("h", "host"), token=TOKEN, transport=transport, ssl=client_context(other.cert)
+            )
+        with pytest.raises(LinkClosedError, match="not trusted"):
+            await connect(server.url, hello=hello("h", "host"), token=TOKEN, transport=transport)
+
+
+async def test_a_server_may_ask_clients_for_a_certificate(ours: Certificate, other: Certificate) -> None:
+    async with serving(ssl=server_context(ours.cert, ours.key, client_ca=other.cert)) as (server, _):
+        known = client_context(ours.cert, other.cert, other.key)
+        link = await connect(server.url, hello=hello("h", "host"), token=TOKEN, ssl=known)
+        await link.close()
+        with pytest.raises(LinkClosedError):
+            await connect(server.url, hello=hello("h", "host"), token=TOKEN, ssl=client_context(ours.cert))
+
+
+async def test_a_plain_client_of_a_tls_server_is_told_something(ours: Certificate) -> None:
+    async with serving(ssl=server_context(ours.cert, ours.key)) as (server, _):
+        with pytest.raises(LinkClosedError):
+            await connect(server.url.replace("wss", "ws"), hello=hello("h", "host"), token=TOKEN)
+
+
+def test_files_that_do_not_do_are_named(tmp_path: Path, ours: Certificate, other: Certificate) -> None:
+    text = tmp_path / "text.pem"
+    text.write_text("not PEM")
+    with pytest.raises(LocalProtocolError, match=r"missing.pem.*No such file"):
+        server_context(tmp_path / "missing.pem", ours.key)
+    with pytest.raises(LocalProtocolError, match=r"text.pem"):
+        server_context(text, ours.key)
+    with pytest.raises(LocalProtocolError, match="KEY_VALUES_MISMATCH"):
+        server_context(ours.cert, other.key)
+    with pytest.raises(LocalProtocolError, match=r"authority .*text.pem"):
+        client_context(text)

@@ -40,9 +40,9 @@ async def bench_hop(
 
     `row_bytes`: mean data of the rows on a token's longest path; the echo carries as much with the same prefixes.
     """
-    results = {
-        library: await _one_library(library, runs, model, plan, kernels, row_bytes) for library in usable(libraries)
-    }
+    results = {}
+    for library in usable(libraries):
+        results[library] = await _one_library(library, runs, model, plan, kernels, row_bytes)
     return {
         "bench": "hop",
         "machine": machine(),

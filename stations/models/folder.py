@@ -18,6 +18,7 @@ from ..layout import PackedMatrix
 from .card import ModelCard
 from .documents import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, decode_card
 from .errors import CorruptModelError, MissingWeightsError, ModelNotFoundError
+from .fingerprint import fingerprint
 from .manifest import VECTOR, FileEntry, Manifest, TensorEntry, decode_manifest
 from .roles import RoleSpan
 
@@ -47,6 +48,11 @@ class ModelFolder:
         if (found := blake3(raw[TOKENIZER_FILE]).hexdigest()) != manifest.tokenizer_blake3:
             raise CorruptModelError(f"{folder}/{TOKENIZER_FILE}: blake3 {found}, expected {manifest.tokenizer_blake3}")
         card = decode_card(raw[CARD_FILE])
+        if (content := fingerprint(card, manifest)) != card.fingerprint:
+            raise CorruptModelError(
+                f"{folder}: fingerprint {card.fingerprint}, but the content's is {content}: edited by hand, or "
+                "imported by an older version; pull it again"
+            )
         model = cls(folder, card, manifest, raw[TOKENIZER_FILE].decode())
         for entry in manifest.files:
             size = model._size(entry)

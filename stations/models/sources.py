@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .build import Progress, build_folder, no_progress, scratch_folder
 from .builtin import BUILTIN, BuiltinModel, fetch_builtin
 from .checkpoint import Checkpoint
-from .errors import ModelNotFoundError
+from .errors import ModelError, ModelNotFoundError
 from .folder import ModelFolder
 from .gguf_model import GgufCheckpoint
 from .hf_hub import HUB_PREFIX, fetch_repository
@@ -67,10 +67,10 @@ def default_name(source: str, builtin: dict[str, BuiltinModel] = BUILTIN) -> str
 
 
 def _complete(target: Path, roles: str | None) -> ModelFolder | None:
-    """The model at `target` if it is readable and holds all files, or those of the roles."""
+    """The model at `target` if it can be read and holds all files, or those of the roles."""
     try:
         folder = ModelFolder.open(target)
-    except ModelNotFoundError:
+    except ModelError:  # none, damaged or of another version: what the import is for
         return None
     if roles is None:
         return folder if all(map(folder.holds, folder.manifest.files)) else None

@@ -167,7 +167,7 @@ class Decoder:
         else:
             self.sequence.send((token,), Want.LAST)
         if self._hasher is not None:
-            self._hasher.update(np.ascontiguousarray(row, "<f4").view(np.uint8))
+            self._hasher.update(np.ascontiguousarray(row, "<f4").data.cast("B"))
         self._emit(choice, reason)
 
     def _emit(self, choice: Choice, reason: FinishReason | None) -> None:

@@ -24,14 +24,14 @@ from .decode import Decoder, Outbox
 from .errors import EngineClosedError
 from .fleet.state import FleetState
 from .generate import Generation, Seat, Setting
-from .launch import ConnectOptions, LaunchOptions, connected_stations, launched_stations
+from .launch import ConnectOptions, LaunchOptions, Stations, connected_stations, launched_stations
 from .network import Network
 from .pace import Pace
 from .request import Prompt, Request, check_count, make_request
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
 from .setting import describe
-from .status import engine_status, probe
+from .status import engine_status, measure
 
 DEADLINE_S = 60.0  # without any progress of a session; slow machines need seconds for a long prefill chunk
 IDLE_S = 3600.0  # after which stations forget a session that nobody used
@@ -48,6 +48,7 @@ class Engine:
         name: str,
         prefill_chunk: int | None,
         rejoin_s: float,
+        cores: int | None,
         describe_setting: Callable[[Network], Setting],
         clock: Callable[[], float],
     ) -> None:
@@ -57,7 +58,7 @@ class Engine:
         self.clock = clock
         self._prefill_chunk = prefill_chunk
         self._describe = describe_setting
-        self._pace = Pace(network.bundle.card, network.route, is_remote=network.stations[0].is_remote)
+        self._pace = Pace(network.bundle.card, network.route, is_remote=network.stations[0].is_remote, cores=cores)
         self._described: tuple[int, Setting] | None = None
         self._decoders: set[Decoder] = set()
 
@@ -258,7 +259,7 @@ class Engine:
 async def _running(
     cls: type[Engine],
     network: Network,
-    stations: Any,
+    stations: Stations,
     options: LaunchOptions | ConnectOptions,
     prefill_chunk: int | None,
     rejoin_s: float,
@@ -273,11 +274,12 @@ async def _running(
             name=options.name or stations.name,
             prefill_chunk=prefill_chunk,
             rejoin_s=rejoin_s,
+            cores=stations.cores,
             describe_setting=lambda net: describe(options, net),
             clock=time.perf_counter,
         )
         describe(options, network, refuse_bounded=options.exact)
-        engine._pace.probed(await probe(network))
+        await measure(network, engine._pace)
         yield engine
     finally:
         await asyncio.shield(network.close())

@@ -104,11 +104,15 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stations(NamedTuple):
-    """Links not yet dialled, what makes the plan once they are, and a name for the engine."""
+    """Links not yet dialled, what makes the plan once they are, a name for the engine.
+
+    `cores`: how many cores the stations share where all run here; None where they are elsewhere.
+    """
 
     links: list[StationLink]
     make_plan: Callable[[Sequence[StationLink]], Plan]
     name: str
+    cores: int | None
 
 
 async def launched_stations(options: LaunchOptions, network: Network, stack: AsyncExitStack) -> Stations:
@@ -142,7 +146,7 @@ async def launched_stations(options: LaunchOptions, network: Network, stack: Asy
         )
         for index, station in enumerate(fleet.stations)
     ]
-    return Stations(links, lambda _: plan, fleet.name)
+    return Stations(links, lambda _: plan, fleet.name, usable_cores())
 
 
 def connected_stations(options: ConnectOptions, network: Network) -> Stations:
@@ -164,7 +168,7 @@ def connected_stations(options: ConnectOptions, network: Network) -> Stations:
         hellos = [station.hello for station in stations]
         return check(from_hellos(hellos, hellos[0].num_layers, options.plan, options.urls))
 
-    return Stations(links, plan_of, options.plan)
+    return Stations(links, plan_of, options.plan, None)
 
 
 async def _embedded_station(options: LaunchOptions, network: Network, stack: AsyncExitStack) -> Stations:
@@ -181,7 +185,9 @@ async def _embedded_station(options: LaunchOptions, network: Network, stack: Asy
     )
     stack.push_async_callback(station.close)
     link = StationLink(0, "memory:solo", station, name=SOLO, on_message=network.received, on_lost=network.lost)
-    return Stations([link], lambda links: make_plan(SOLO, links[0].hello.num_layers), options.name or SOLO)
+    return Stations(
+        [link], lambda links: make_plan(SOLO, links[0].hello.num_layers), options.name or SOLO, usable_cores()
+    )
 
 
 def network_dial(

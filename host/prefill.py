@@ -20,7 +20,7 @@ DECODE_WAIT_S = 0.05  # how long one call may hold up a decode at a station that
 
 
 class PassCosts(msgspec.Struct, frozen=True):
-    """Seconds a pass costs. `fixed_s` and `row_s` are of the whole model, `hop_s` of one crossing."""
+    """Seconds a pass costs. `fixed_s` and `row_s` are the computes of the whole model, `hop_s` of one crossing."""
 
     fixed_s: float
     row_s: float
@@ -28,16 +28,26 @@ class PassCosts(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What of a route matters here: calls a pass makes, stations it visits, one-way crossings (0: in-process)."""
+    """What of a route matters here: calls a pass makes, stations it visits, one-way crossings (0: in-process).
+
+    `cores`: how many cores all stations share; None where each has its own.
+    """
 
     num_calls: int
     num_stations: int
     num_hops: int
+    cores: int | None = None
 
     @property
     def is_shared(self) -> bool:
         """Is a station visited again and again (trisplit), or once a pass (layers, per layer)?"""
         return self.num_calls > 2 * self.num_stations
+
+    @property
+    def parallel(self) -> int:
+        """How many calls can be computed at the same time."""
+        stages = self.num_stations if self.is_shared else self.num_calls
+        return min(stages, self.cores or stages)
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -47,35 +57,31 @@ class Window(msgspec.Struct, frozen=True):
     in_flight: int
 
 
-def shape_of(route: Route, *, is_remote: bool) -> Shape:
-    """The shape of a route; shards that work side by side count as one call and one station."""
-    layer_stations = {c.station for c in route.carriers if c.role not in ("embed", "head")}
-    calls = 2 + sum(
-        c.hi - c.lo + 1 if c.role != "block" else 1 for c in route.carriers if c.role not in ("embed", "head")
-    )
-    return Shape(calls, len(layer_stations), calls + 1 if is_remote else 0)
+def shape_of(route: Route, *, is_remote: bool, cores: int | None) -> Shape:
+    """The shape of a route; shards that work side by side count as one call, the ends' stations as none."""
+    layers = [c for c in route.carriers if c.role not in ("embed", "head")]
+    calls = 2 + sum(1 if c.role == "block" else c.hi - c.lo + 1 for c in layers)
+    return Shape(calls, len({c.station for c in layers}), calls + 1 if is_remote else 0, cores)
 
 
 def choose_window(num_rows: int, shape: Shape, costs: PassCosts, *, max_rows: int = MAX_CHUNK_ROWS) -> Window:
-    """Chunk and window for a prompt of `num_rows` rows.
+    """Chunk c and chunks in flight for a prompt of P rows; o and g are a call's fixed cost and cost a row.
 
-    Stations visited once form a pipeline of D stages: c = √(P·o / ((D − 1)·g)), in flight what fills it. Stations
-    visited n times each are kept busy by m·(1 + L/s) chunks: c is the root of m·g·c² + (m·(o + L) − P·g)·c − P·o.
+    Stations visited once form a pipeline: with p of its stages computing at a time, c = √(P·o / ((p − 1)·g)).
+    Stations visited again and again: one chunk's way, c·(o + c·g + L), equals all chunks' work, P·(o + c·g) / p.
+    In flight is what keeps p calls busy: p·(1 + L / (o + c·g)).
     """
-    if shape.num_hops == 0 or shape.num_stations == 1:
+    p = shape.parallel
+    if shape.num_hops == 0 or p == 1:
         return Window(max(1, min(num_rows, max_rows)), 2)
-    calls = shape.num_calls
-    o, g, hop = costs.fixed_s / calls, costs.row_s / calls, costs.hop_s
+    o, g, hop = costs.fixed_s / shape.num_calls, costs.row_s / shape.num_calls, costs.hop_s
     if shape.is_shared:
-        m = shape.num_stations
-        b = m * (o + hop) - num_rows * g
-        chunk = (-b + math.sqrt(b * b + 4 * m * g * num_rows * o)) / (2 * m * g)
+        b = o + hop - num_rows * g / p
+        chunk = (-b + math.sqrt(b * b + 4 * g * num_rows * o / p)) / (2 * g)
     else:
-        chunk = math.sqrt(num_rows * o / (max(1, calls - 1) * g))
+        chunk = math.sqrt(num_rows * o / ((p - 1) * g))
     rows = max(1, min(round(chunk), num_rows, max_rows))
-    stage = o + rows * g
-    filling = (shape.num_stations if shape.is_shared else calls) * (1 + hop / stage)
-    in_flight = min(math.ceil(filling) + 1, MAX_IN_FLIGHT, max(2, MAX_ROWS_IN_FLIGHT // rows))
+    in_flight = min(math.ceil(p * (1 + hop / (o + rows * g))) + 1, MAX_IN_FLIGHT, max(2, MAX_ROWS_IN_FLIGHT // rows))
     return Window(rows, in_flight)
 
 

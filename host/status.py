@@ -14,6 +14,7 @@ from aeonflow.tensors import Want
 
 from .links import LinkState, StationLink
 from .network import Network
+from .pace import Measured, Pace
 from .sequence import Answer
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT_S = 10.0
 STATS_TIMEOUT_S = 2.0
+PROBE_ROWS = 9  # enough beside one row to tell the cost of a row from that of a call
 
 
 class ProbeResult:
@@ -48,6 +50,27 @@ async def probe(network: Network, *, rows: int = 1, timeout_s: float = PROBE_TIM
         return ProbeResult(loop.time() - sent_s, answer.hops)
     finally:
         network.close_session(sequence)
+
+
+async def measure(network: Network, pace: Pace) -> None:
+    """Probe the chain until it is warm, then teach `pace` what passes cost here. Raises what a probe raises.
+
+    Inside one process a single probe is enough: nothing there depends on the measurement.
+    """
+    await probe(network)
+    if not pace.shape.num_hops:
+        return
+    measured = []
+    for rows in (1, PROBE_ROWS):
+        before = await _compute_seconds(network)
+        probed = await probe(network, rows=rows)
+        measured.append(Measured(rows, probed.seconds, await _compute_seconds(network) - before))
+    pace.calibrate(*measured)
+
+
+async def _compute_seconds(network: Network) -> float:
+    stats = await _station_stats(network)
+    return sum(sum(reply.values.get("compute_s", {}).values()) for reply in stats.values())
 
 
 async def engine_status(engine: Engine) -> dict[str, Any]:

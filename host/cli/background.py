@@ -56,7 +56,7 @@ class EngineThread:
         self._loop.call_soon_threadsafe(function)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. Ctrl-C cancels it, waits for its clean-up and raises KeyboardInterrupt."""
+        """The coroutine's result. Ctrl-C cancels it and raises KeyboardInterrupt; leaving the block waits for it."""
         future = self.submit(coroutine)
         try:
             return future.result()

@@ -1,19 +1,27 @@
 """The KV stack: what attention remembers of a sequence, layer by layer. Plain numpy; knows no model and no socket."""
 
+from .barriers import Barriers, next_barrier
 from .cache import KvCache
 from .errors import KvError, KvFormError, KvShapeError, RecordError, RollbackError
+from .eviction import Born, EvictionPolicy, Recent, policy_named
 from .identity import operator_identity
 from .layer_cache import LayerKvCache
 from .wire import RecordKind
 
 __all__ = [
+    "Barriers",
+    "Born",
+    "EvictionPolicy",
     "KvCache",
     "KvError",
     "KvFormError",
     "KvShapeError",
     "LayerKvCache",
+    "Recent",
     "RecordError",
     "RecordKind",
     "RollbackError",
+    "next_barrier",
     "operator_identity",
+    "policy_named",
 ]

@@ -28,7 +28,8 @@ SKIP_BELOW = np.float32(1e-12)  # relative to the largest weight; such a row wou
 class RowSegment(Protocol):
     """Consecutive stored rows of one form (exact, f16, coded), counted from 0 within the segment."""
 
-    rows: int
+    @property
+    def rows(self) -> int: ...
 
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
         """q [n, padded_dim] → raw scores [n, upto − first]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ LINE_BYTES = 64
 LANES = 16  # rows a K tile and f32 values a vector
 
 
-def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A C-contiguous zeroed array whose first byte is at a multiple of 64. Untouched pages cost nothing."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize

@@ -39,10 +39,19 @@ class Segment(IntEnum):
     K_STRIDE = 5
     V = 6
     V_STRIDE = 7
+    K_SCALE = 8
+    K_SCALE_STRIDE = 9
+    V_SCALE = 10
+    V_SCALE_STRIDE = 11
+    K_COLUMN = 12  # Q8: columns, 0 while they are 1, stride padded_dim · 4; Q4: minima, strided like the scales
+    V_COLUMN = 13
 
 
 class Form(IntEnum):
     """How a segment stores K or V."""
 
-    F32 = 0  # K f32 [tiles, padded_dim, 16] (position last); V f32 [rows, padded_dim]
+    F32 = 0  # K f32 [tiles, padded_dim, 16] (row last); V f32 [rows, padded_dim]
     F16 = 1  # the same in f16
+    Q8 = 2  # K int8 [tiles, padded_dim, 16], scales f32 [tiles, groups of 32 dims, 16]; V int8 rows, scales f32 [rows]
+    Q4 = 3  # K nibbles [groups of 32 rows, padded_dim, 16], scales and minima f16 [groups, padded_dim];
+    #         V nibbles [rows, groups of 32 dims, 16], scales and minima f16 [rows, groups]

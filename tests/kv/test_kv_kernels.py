@@ -96,8 +96,8 @@ def test_kernels_write_rows_behind_reserved_room_and_commit_them() -> None:
     k, v = some_rows(1, 100, 1, 16), some_rows(2, 100, 1, 16)
     for position in range(100):
         cache.reserve(1)
-        cache._store.k[0, position // 16, :, position % 16] = k[position, 0]
-        cache._store.v[0, position] = v[position, 0]
+        cache._store.segments()[-1].keys.tiles[0, position // 16, :, position % 16] = k[position, 0]
+        cache._store.segments()[-1].values.array[0, position] = v[position, 0]
         cache.commit(1)
         assert (cache.seq_len, cache.pos_len) == (position + 1, position + 1)
     expected = LayerKvCache(1, 16)

@@ -1,0 +1,182 @@
+"""K and V in 4 bits, 0 to 15, with a scale and a minimum in f16: x ≈ minimum + scale · code.
+
+K shares them over 32 rows of a channel (K per row is ruined at few bits: its channels differ widely), V over 32
+channels of a row. K therefore only takes whole groups of 32 rows. A byte holds two codes: in K rows j (low) and
+16 + j (high) of a group, in V channels j and 16 + j.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .codes8 import round_away
+from .memory import LANES, aligned_zeros, padded
+from .streams import F32, I64, add_weighted, blocks_of, moved, next_capacity, tile_dots
+from .table import Form, Segment
+
+U8 = npt.NDArray[np.uint8]
+F16 = npt.NDArray[np.float16]
+GROUP = 32  # rows of a channel (K) or channels of a row (V) that share a scale and a minimum
+TOP = 15
+F16_MAX = np.float32(65504)
+
+
+def encode4(values: F32, axis: int) -> tuple[U8, F16, F16]:
+    """Codes of `values` over groups that fill `axis` (length 32), scales and minima without that axis."""
+    low = np.clip(values.min(axis=axis), -F16_MAX, F16_MAX).astype(np.float16)
+    minimum = np.expand_dims(low.astype(np.float32), axis)
+    reach = (values.max(axis=axis, keepdims=True) - minimum) / np.float32(TOP)
+    step = np.clip(reach, 0, F16_MAX).astype(np.float16)
+    scale = step.astype(np.float32)
+    codes = round_away((values - minimum) / np.where(scale > 0, scale, np.float32(1)))
+    codes = np.where(scale > 0, np.clip(codes, 0, TOP), np.float32(0))
+    return codes.astype(np.uint8), step.squeeze(axis), low
+
+
+def _halves(packed: npt.NDArray[np.generic]) -> tuple[F32, F32]:
+    byte = cast(U8, packed)
+    return (byte & TOP).astype(np.float32), (byte >> 4).astype(np.float32)
+
+
+class Keys4:
+    """K in 4 bits: whole groups of 32 rows."""
+
+    __slots__ = ("head_dim", "minima", "nibbles", "rows", "scales", "slots")
+
+    def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
+        self.slots, self.head_dim, self.rows = slots, head_dim, 0
+        groups, dim = next_capacity(capacity, 0) // GROUP, padded(head_dim)
+        self.nibbles = aligned_zeros((slots, groups, dim, LANES), np.uint8)
+        self.scales = aligned_zeros((slots, groups, dim), np.float16)
+        self.minima = aligned_zeros((slots, groups, dim), np.float16)
+
+    def reserve(self, rows: int) -> bool:
+        capacity = self.nibbles.shape[1] * GROUP
+        if rows <= capacity:
+            return False
+        groups, used = next_capacity(rows, capacity) // GROUP, self.rows // GROUP
+        self.nibbles = moved(self.nibbles, (self.slots, groups, *self.nibbles.shape[2:]), used)
+        self.scales = moved(self.scales, (self.slots, groups, self.scales.shape[2]), used)
+        self.minima = moved(self.minima, (self.slots, groups, self.minima.shape[2]), used)
+        return True
+
+    def append(self, rows: F32) -> None:
+        """A multiple of 32 rows."""
+        self.reserve(self.rows + len(rows))
+        grouped = rows.reshape(-1, GROUP, self.slots, self.head_dim)
+        codes, scales, minima = encode4(grouped, axis=1)
+        at = slice(self.rows // GROUP, (self.rows + len(rows)) // GROUP)
+        packed = codes[:, :LANES] | codes[:, LANES:] << 4  # [groups, 16, slots, head_dim]
+        self.nibbles[:, at, : self.head_dim] = packed.transpose(2, 0, 3, 1)
+        self.scales[:, at, : self.head_dim] = scales.swapaxes(0, 1)
+        self.minima[:, at, : self.head_dim] = minima.swapaxes(0, 1)
+        self.rows += len(rows)
+
+    def truncate(self, rows: int) -> None:
+        """To a multiple of 32 rows."""
+        self.rows = rows
+
+    def gather(self, kept: I64) -> None:
+        """Whole groups only."""
+        groups = kept[::GROUP] // GROUP
+        for array in (self.nibbles, self.scales, self.minima):
+            array[:, : len(groups)] = array[:, groups]
+        self.rows = len(kept)
+
+    def _tiles(self, slot: int, first_group: int, upto_group: int) -> F32:
+        """Codes of whole groups as f32 [groups, 2, padded_dim, 16]."""
+        return np.stack(_halves(self.nibbles[slot, first_group:upto_group]), axis=1)
+
+    def read(self, slot: int, first: int, upto: int) -> F32:
+        lo, hi = first // GROUP, -(-upto // GROUP)
+        codes = self._tiles(slot, lo, hi).transpose(0, 1, 3, 2).reshape(hi - lo, GROUP, -1)
+        scale, minimum = (a[slot, lo:hi, None].astype(np.float32) for a in (self.scales, self.minima))
+        rows = (codes * scale + minimum).reshape((hi - lo) * GROUP, -1)
+        return cast(F32, rows[first - lo * GROUP : upto - lo * GROUP, : self.head_dim])
+
+    def stored_bytes(self) -> int:
+        return self.rows // GROUP * self.slots * self.head_dim * (GROUP // 2 + 4)
+
+    def describe(self, fields: I64) -> None:
+        fields[Segment.K_FORM] = Form.Q4
+        fields[Segment.K], fields[Segment.K_STRIDE] = self.nibbles.ctypes.data, self.nibbles.strides[0]
+        fields[Segment.K_SCALE], fields[Segment.K_SCALE_STRIDE] = self.scales.ctypes.data, self.scales.strides[0]
+        fields[Segment.K_COLUMN] = self.minima.ctypes.data
+
+    def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
+        """Σ_d (q_d scale_d) code_d + Σ_d q_d minimum_d, group by group."""
+        out = np.empty((len(q), upto - first), np.float32)
+        for group in range(first // GROUP, -(-upto // GROUP)):
+            scale, minimum = (a[slot, group].astype(np.float32) for a in (self.scales, self.minima))
+            level = np.add.accumulate(q * minimum, axis=1, dtype=np.float32)[:, -1:]
+            scores = tile_dots(q * scale, self._tiles(slot, group, group + 1)[0]) + level
+            start = group * GROUP
+            lo, hi = max(first, start), min(upto, start + GROUP)
+            out[:, lo - first : hi - first] = scores[:, lo - start : hi - start]
+        return out
+
+
+class Values4:
+    """V in 4 bits."""
+
+    __slots__ = ("head_dim", "minima", "nibbles", "rows", "scales", "slots")
+
+    def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
+        self.slots, self.head_dim, self.rows = slots, head_dim, 0
+        rows, groups = next_capacity(capacity, 0), -(-head_dim // GROUP)
+        self.nibbles = aligned_zeros((slots, rows, groups, LANES), np.uint8)
+        self.scales = aligned_zeros((slots, rows, groups), np.float16)
+        self.minima = aligned_zeros((slots, rows, groups), np.float16)
+
+    def reserve(self, rows: int) -> bool:
+        capacity = self.nibbles.shape[1]
+        if rows <= capacity:
+            return False
+        grown = next_capacity(rows, capacity)
+        self.nibbles = moved(self.nibbles, (self.slots, grown, *self.nibbles.shape[2:]), self.rows)
+        self.scales = moved(self.scales, (self.slots, grown, self.scales.shape[2]), self.rows)
+        self.minima = moved(self.minima, (self.slots, grown, self.minima.shape[2]), self.rows)
+        return True
+
+    def append(self, rows: F32) -> None:
+        self.reserve(self.rows + len(rows))
+        groups = self.nibbles.shape[2]
+        # a short last group is filled up with its own first channel, which changes neither minimum nor maximum
+        source = np.minimum(np.arange(groups * GROUP), self.head_dim - 1)
+        source[self.head_dim :] = (groups - 1) * GROUP
+        codes, scales, minima = encode4(rows[..., source].reshape(len(rows), self.slots, groups, GROUP), axis=3)
+        at = slice(self.rows, self.rows + len(rows))
+        self.nibbles[:, at] = (codes[..., :LANES] | codes[..., LANES:] << 4).swapaxes(0, 1)
+        self.scales[:, at], self.minima[:, at] = scales.swapaxes(0, 1), minima.swapaxes(0, 1)
+        self.rows += len(rows)
+
+    def truncate(self, rows: int) -> None:
+        self.rows = rows
+
+    def gather(self, kept: I64) -> None:
+        for array in (self.nibbles, self.scales, self.minima):
+            array[:, : len(kept)] = array[:, kept]
+        self.rows = len(kept)
+
+    def read(self, slot: int, first: int, upto: int) -> F32:
+        codes = np.concatenate(_halves(self.nibbles[slot, first:upto]), axis=-1)
+        scale, minimum = (a[slot, first:upto, :, None].astype(np.float32) for a in (self.scales, self.minima))
+        return cast(F32, (codes * scale + minimum).reshape(upto - first, -1)[:, : self.head_dim])
+
+    def stored_bytes(self) -> int:
+        return self.rows * self.slots * (-(-self.head_dim // 2) + 4 * int(self.scales.shape[2]))
+
+    def describe(self, fields: I64) -> None:
+        fields[Segment.V_FORM] = Form.Q4
+        fields[Segment.V], fields[Segment.V_STRIDE] = self.nibbles.ctypes.data, self.nibbles.strides[0]
+        fields[Segment.V_SCALE], fields[Segment.V_SCALE_STRIDE] = self.scales.ctypes.data, self.scales.strides[0]
+        fields[Segment.V_COLUMN] = self.minima.ctypes.data
+
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
+        for lo, hi in blocks_of(first, upto):
+            values = np.zeros((hi - lo, acc.shape[1]), np.float32)
+            values[:, : self.head_dim] = self.read(slot, lo, hi)
+            add_weighted(weights[:, lo - first : hi - first], values, acc)

@@ -1,0 +1,205 @@
+"""K and V of some heads as they came, f32 or rounded to f16: the two kinds of stream every storage is made of.
+
+A key stream keeps K in tiles of 16 rows, `[slots, tiles, padded_dim, 16]`, the row in the last axis, so that a dot
+product over head_dim runs down vectors of 16 rows without a horizontal sum. A value stream keeps V as
+`[slots, capacity, padded_dim]`. Padded dims are zero. Streams count rows from 0 and know no positions; dead heads
+have no slot. Coded streams (`codes8.py`, `codes4.py`) have the same methods.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .memory import LANES, aligned_zeros, padded
+from .table import Form, Segment
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+RowType = type[np.float32] | type[np.float16]
+MIN_CAPACITY = 64  # rows; a multiple of 32
+BLOCK_ROWS = 256  # rows that the plain version multiplies at once; bounds its temporaries
+
+
+class Stream(Protocol):
+    """Rows of K or of V."""
+
+    rows: int
+
+    def reserve(self, rows: int) -> bool:
+        """Room for `rows` rows in all; True if the arrays moved."""
+        ...
+
+    def append(self, rows: F32) -> None:
+        """f32 [n, slots, head_dim]."""
+        ...
+
+    def truncate(self, rows: int) -> None:
+        """Keep the first `rows` rows."""
+        ...
+
+    def gather(self, kept: I64) -> None:
+        """Keep the rows named, ascending, packed to the front."""
+        ...
+
+    def read(self, slot: int, first: int, upto: int) -> F32:
+        """Rows [first, upto) of a slot as f32 [n, head_dim]: a copy, decoded."""
+        ...
+
+    def stored_bytes(self) -> int:
+        """Bytes of the rows stored and of what belongs to all of them, padding and spare room not counted."""
+        ...
+
+    def describe(self, fields: I64) -> None:
+        """Fill this stream's fields of a table segment."""
+        ...
+
+
+class KeyStream(Stream, Protocol):
+    def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
+        """q [n, padded_dim] → Σ_d q_d k_d, f32 [n, upto − first]."""
+        ...
+
+
+class ValueStream(Stream, Protocol):
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
+        """acc [n, padded_dim] += Σ_j weights[n, j − first] v_j over rows [first, upto), ascending, one add a row."""
+        ...
+
+
+def next_capacity(needed: int, capacity: int) -> int:
+    """Rows to allocate: at least double what there is, so that appends are amortised O(1); a multiple of 32."""
+    return max(-(-needed // 32) * 32, 2 * capacity, MIN_CAPACITY)
+
+
+def moved(old: Array, shape: tuple[int, ...], used: int) -> Array:
+    """A zeroed array of `shape` that holds the first `used` entries of `old`'s second axis."""
+    new = aligned_zeros(shape, old.dtype)
+    new[:, :used] = old[:, :used]
+    return new
+
+
+def tile_dots(q: F32, tiles: Array) -> F32:
+    """q [n, dims] against tiles [t, dims, 16] → [n, t · 16]; dims ascending, one product and one add each."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        products = q[:, None, :, None] * tiles.astype(np.float32)[None]
+        return cast(F32, np.add.reduce(products, axis=2)).reshape(len(q), -1)
+
+
+def add_weighted(weights: F32, values: F32, acc: F32) -> None:
+    """acc [n, dims] += weights[n, j] · values[j, dims], rows ascending, one add a row."""
+    terms = np.empty((len(values) + 1, *acc.shape), np.float32)
+    terms[0] = acc
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(weights.T[:, :, None], values[:, None, :], out=terms[1:])
+        acc[:] = np.add.reduce(terms, axis=0)
+
+
+def blocks_of(first: int, upto: int) -> list[tuple[int, int]]:
+    """[first, upto) in pieces of BLOCK_ROWS, the first one cut at a multiple of it."""
+    edges = [first, *range((first // BLOCK_ROWS + 1) * BLOCK_ROWS, upto, BLOCK_ROWS), upto]
+    return list(pairwise(edges))
+
+
+class ExactKeys:
+    """K rows in f32 or f16."""
+
+    __slots__ = ("_form", "dtype", "head_dim", "rows", "slots", "tiles")
+
+    def __init__(self, slots: int, head_dim: int, dtype: RowType, capacity: int = 0) -> None:
+        self.slots, self.head_dim, self.dtype, self.rows = slots, head_dim, dtype, 0
+        self._form = Form.F32 if dtype is np.float32 else Form.F16
+        shape = (slots, next_capacity(capacity, 0) // LANES, padded(head_dim), LANES)
+        self.tiles = aligned_zeros(shape, dtype)
+
+    def reserve(self, rows: int) -> bool:
+        capacity = self.tiles.shape[1] * LANES
+        if rows <= capacity:
+            return False
+        shape = (self.slots, next_capacity(rows, capacity) // LANES, padded(self.head_dim), LANES)
+        self.tiles = moved(self.tiles, shape, -(-self.rows // LANES))
+        return True
+
+    def append(self, rows: F32) -> None:
+        self.reserve(self.rows + len(rows))
+        at = np.arange(self.rows, self.rows + len(rows))
+        with np.errstate(over="ignore"):
+            self.tiles[:, at // LANES, : self.head_dim, at % LANES] = rows
+        self.rows += len(rows)
+
+    def truncate(self, rows: int) -> None:
+        self.rows = rows
+
+    def gather(self, kept: I64) -> None:
+        to = np.arange(len(kept))
+        self.tiles[:, to // LANES, :, to % LANES] = self.tiles[:, kept // LANES, :, kept % LANES]
+        self.rows = len(kept)
+
+    def read(self, slot: int, first: int, upto: int) -> F32:
+        at = np.arange(first, upto)
+        return self.tiles[slot, at // LANES, : self.head_dim, at % LANES].astype(np.float32)
+
+    def stored_bytes(self) -> int:
+        return self.rows * self.slots * self.head_dim * int(self.tiles.itemsize)
+
+    def describe(self, fields: I64) -> None:
+        fields[Segment.K_FORM] = self._form
+        fields[Segment.K], fields[Segment.K_STRIDE] = self.tiles.ctypes.data, self.tiles.strides[0]
+
+    def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
+        out = np.empty((len(q), upto - first), np.float32)
+        for lo, hi in blocks_of(first, upto):
+            tile = lo // LANES
+            scores = tile_dots(q, self.tiles[slot, tile : -(-hi // LANES)])
+            out[:, lo - first : hi - first] = scores[:, lo - tile * LANES : hi - tile * LANES]
+        return out
+
+
+class ExactValues:
+    """V rows in f32 or f16."""
+
+    __slots__ = ("_form", "array", "dtype", "head_dim", "rows", "slots")
+
+    def __init__(self, slots: int, head_dim: int, dtype: RowType, capacity: int = 0) -> None:
+        self.slots, self.head_dim, self.dtype, self.rows = slots, head_dim, dtype, 0
+        self._form = Form.F32 if dtype is np.float32 else Form.F16
+        self.array = aligned_zeros((slots, next_capacity(capacity, 0), padded(head_dim)), dtype)
+
+    def reserve(self, rows: int) -> bool:
+        capacity = self.array.shape[1]
+        if rows <= capacity:
+            return False
+        shape = (self.slots, next_capacity(rows, capacity), padded(self.head_dim))
+        self.array = moved(self.array, shape, self.rows)
+        return True
+
+    def append(self, rows: F32) -> None:
+        self.reserve(self.rows + len(rows))
+        with np.errstate(over="ignore"):
+            self.array[:, self.rows : self.rows + len(rows), : self.head_dim] = rows.swapaxes(0, 1)
+        self.rows += len(rows)
+
+    def truncate(self, rows: int) -> None:
+        self.rows = rows
+
+    def gather(self, kept: I64) -> None:
+        self.array[:, : len(kept)] = self.array[:, kept]
+        self.rows = len(kept)
+
+    def read(self, slot: int, first: int, upto: int) -> F32:
+        return self.array[slot, first:upto, : self.head_dim].astype(np.float32)
+
+    def stored_bytes(self) -> int:
+        return self.rows * self.slots * self.head_dim * int(self.array.itemsize)
+
+    def describe(self, fields: I64) -> None:
+        fields[Segment.V_FORM] = self._form
+        fields[Segment.V], fields[Segment.V_STRIDE] = self.array.ctypes.data, self.array.strides[0]
+
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
+        for lo, hi in blocks_of(first, upto):
+            add_weighted(weights[:, lo - first : hi - first], self.array[slot, lo:hi].astype(np.float32), acc)

@@ -34,11 +34,12 @@ def check_exact(local: Hello, remote: Hello) -> None:
 
 
 def negotiate(local: Limits, remote: Limits) -> Limits:
-    """Of two limits the smaller rules."""
+    """Of two limits the smaller rules; 0 rows mean no limit."""
     return Limits(
         max_message_bytes=min(local.max_message_bytes, remote.max_message_bytes),
         max_calls=min(local.max_calls, remote.max_calls),
         max_sessions=min(local.max_sessions, remote.max_sessions),
+        max_rows=min(local.max_rows or remote.max_rows, remote.max_rows or local.max_rows),
     )
 
 
@@ -58,10 +59,10 @@ def read_connection_message(payload: bytes | bytearray | memoryview) -> Connecti
 
 def check_limits(limits: Limits) -> None:
     """RemoteProtocolError when a peer's limits leave no room to speak at all."""
-    if limits.max_message_bytes < 1 or limits.max_calls < 1 or limits.max_sessions < 0:
+    if limits.max_message_bytes < 1 or limits.max_calls < 1 or limits.max_sessions < 0 or limits.max_rows < 0:
         raise RemoteProtocolError(
             f"limits of {limits.max_message_bytes} message bytes, {limits.max_calls} calls, "
-            f"{limits.max_sessions} sessions: at least 1, 1 and 0"
+            f"{limits.max_sessions} sessions, {limits.max_rows} rows: at least 1, 1, 0 and 0"
         )
 
 

@@ -132,6 +132,8 @@ def test_numerics_ids_are_compared_only_when_exactness_is_asked_for() -> None:
 
 def test_the_smaller_limit_rules() -> None:
     assert negotiate(Limits(100, 5, 9), Limits(200, 3, 9)) == Limits(100, 3, 9)
+    for ours, theirs, rule in ((0, 0, 0), (0, 8, 8), (9, 0, 9), (9, 8, 8)):
+        assert negotiate(Limits(max_rows=ours), Limits(max_rows=theirs)).max_rows == rule
 
 
 def test_limits_that_leave_no_room_are_refused() -> None:

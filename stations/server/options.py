@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,9 +56,9 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> Stat
     host, port = parse_address(a.listen)
     if not 1 <= a.threads <= MAX_THREADS:
         raise ValueError(f"--threads {a.threads}: 1 to {MAX_THREADS}")
-    if a.link_delay_ms < 0:
+    if not 0 <= a.link_delay_ms < math.inf:
         raise ValueError(f"--link-delay-ms {a.link_delay_ms:g}: 0 or more")
-    if a.drain_s < 0:
+    if not 0 <= a.drain_s < math.inf:
         raise ValueError(f"--drain-s {a.drain_s:g}: 0 or more")
     if a.kv_memory_mib < 0:
         raise ValueError(f"--kv-memory-mib {a.kv_memory_mib}: 0 (half of the machine's memory) or more")
@@ -116,7 +117,11 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="station", description="One station: a process that holds a part of a model and serves it.")
+    parser = _Parser(
+        prog="station",
+        allow_abbrev=False,
+        description="One station: a process that holds a part of a model and serves it.",
+    )
     add = parser.add_argument
     add("--model", required=True, help="name in the cache, path of a model folder, or synthetic:…")
     add("--roles", default="", help="embed[:i/n], head[:i/n], attn|gate_up|down|block:LO-HI, by commas; default: all")

@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from ..layout import PackedMatrix
 from .card import ModelCard
+from .digest import file_blake3
 from .documents import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, decode_card
 from .errors import CorruptModelError, MissingWeightsError, ModelNotFoundError
 from .fingerprint import fingerprint
@@ -105,7 +106,7 @@ class ModelFolder:
         for entry in self.manifest.files:
             if self._size(entry) is None:
                 continue
-            found = blake3(max_threads=1).update_mmap(self.path / entry.name).hexdigest()
+            found = file_blake3(self.path / entry.name)
             if found != entry.blake3:
                 raise CorruptModelError(f"{self.path}/{entry.name}: blake3 {found}, expected {entry.blake3}")
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from .digest import file_blake3
 from .manifest import TENSOR_ALIGNMENT, VECTOR, FileEntry, TensorEntry, file_name
 
 HEADER_BYTES = 4096  # one page: room for the handful of tensors of a file; data starts page-aligned
@@ -54,7 +55,7 @@ class WeightFileWriter:
         self._file.seek(0)
         self._file.write(struct.pack("<Q", room) + header.ljust(room))
         self._file.close()
-        digest = blake3().update_mmap(self._path).hexdigest()
+        digest = file_blake3(self._path)
         return FileEntry(self._path.name, self._role, self._layer, self._end, digest, tuple(self._tensors))
 
     def abort(self) -> None:

@@ -90,7 +90,7 @@ def write_gguf(
     writer.add_head_count_kv(geometry.kv_heads)
     writer.add_rope_freq_base(500_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
-    _add_tokenizer(writer, geometry.vocab, pre)
+    add_tokenizer(writer, geometry.vocab, pre)
     for key, value in (metadata or {}).items():
         _add(writer, key, value)
     raw: dict[str, np.ndarray] = {}
@@ -122,7 +122,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _add_tokenizer(writer: GGUFWriter, vocab: int, pre: str) -> None:
+def add_tokenizer(writer: GGUFWriter, vocab: int, pre: str) -> None:
     tokens = [*SPECIAL, *byte_characters()]
     tokens += [merge.replace(" ", "") for merge in MERGES]
     types = [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL))

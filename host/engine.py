@@ -31,7 +31,7 @@ from .request import Prompt, Request, check_count, make_request
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
 from .setting import describe
-from .status import engine_status, measure
+from .status import engine_status, measured_pace
 
 DEADLINE_S = 60.0  # without any progress of a session; slow machines need seconds for a long prefill chunk
 IDLE_S = 3600.0  # after which stations forget a session that nobody used
@@ -48,7 +48,7 @@ class Engine:
         name: str,
         prefill_chunk: int | None,
         rejoin_s: float,
-        cores: int | None,
+        pace: Pace,
         describe_setting: Callable[[Network], Setting],
         clock: Callable[[], float],
     ) -> None:
@@ -58,7 +58,7 @@ class Engine:
         self.clock = clock
         self._prefill_chunk = prefill_chunk
         self._describe = describe_setting
-        self._pace = Pace(network.bundle.card, network.route, is_remote=network.stations[0].is_remote, cores=cores)
+        self._pace = pace
         self._described: tuple[int, Setting] | None = None
         self._decoders: set[Decoder] = set()
 
@@ -269,17 +269,16 @@ async def _running(
         check_count("prefill_chunk", prefill_chunk)
     try:
         await network.start(stations.links, stations.make_plan)
+        describe(options, network, refuse_bounded=options.exact)
         engine = cls(
             network,
             name=options.name or stations.name,
             prefill_chunk=prefill_chunk,
             rejoin_s=rejoin_s,
-            cores=stations.cores,
+            pace=await measured_pace(network, stations.cores),
             describe_setting=lambda net: describe(options, net),
             clock=time.perf_counter,
         )
-        describe(options, network, refuse_bounded=options.exact)
-        await measure(network, engine._pace)
         yield engine
     finally:
         await asyncio.shield(network.close())

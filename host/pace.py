@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from aeonflow.messages import Route
-
 from .card import HostCard
-from .prefill import MAX_CHUNK_ROWS, PassCosts, Window, choose_window, decode_cap, shape_of
+from .prefill import MAX_CHUNK_ROWS, PassCosts, Shape, Window, choose_window, decode_cap
 
 if TYPE_CHECKING:
     from .decode import Decoder
@@ -32,10 +30,10 @@ class Measured(NamedTuple):
 
 
 class Pace:
-    """Costs of the passes of one engine. `cores`: what all stations share, None where each has its own."""
+    """Costs of the passes of one engine over a route of a given shape."""
 
-    def __init__(self, card: HostCard, route: Route, *, is_remote: bool, cores: int | None) -> None:
-        self.shape = shape_of(route, is_remote=is_remote, cores=cores)
+    def __init__(self, card: HostCard, shape: Shape) -> None:
+        self.shape = shape
         fixed_s = card.num_weights * WEIGHT_S + self.shape.num_calls * CALL_S
         self.costs = PassCosts(fixed_s, card.num_weights * ROW_WEIGHT_S, MIN_HOP_S)
 

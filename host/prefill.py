@@ -28,9 +28,9 @@ class PassCosts(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What of a route matters here: calls a pass makes, stations it visits, one-way crossings (0: in-process).
+    """What of a route matters here: calls of layers a pass makes, stations that make them, one-way crossings.
 
-    `cores`: how many cores all stations share; None where each has its own.
+    `num_hops` 0: all in one process. `cores`: how many all stations share; None where each has its own.
     """
 
     num_calls: int
@@ -41,13 +41,12 @@ class Shape(msgspec.Struct, frozen=True):
     @property
     def is_shared(self) -> bool:
         """Is a station visited again and again (trisplit), or once a pass (layers, per layer)?"""
-        return self.num_calls > 2 * self.num_stations
+        return self.num_calls > self.num_stations
 
     @property
     def parallel(self) -> int:
         """How many calls can be computed at the same time."""
-        stages = self.num_stations if self.is_shared else self.num_calls
-        return min(stages, self.cores or stages)
+        return min(self.num_stations, self.cores or self.num_stations)
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -57,11 +56,11 @@ class Window(msgspec.Struct, frozen=True):
     in_flight: int
 
 
-def shape_of(route: Route, *, is_remote: bool, cores: int | None) -> Shape:
-    """The shape of a route; shards that work side by side count as one call, the ends' stations as none."""
+def shape_of(route: Route, *, num_hops: int, cores: int | None) -> Shape:
+    """The shape of a route; `num_hops` as a pass over it counted them. The ends' stations are left out."""
     layers = [c for c in route.carriers if c.role not in ("embed", "head")]
-    calls = 2 + sum(1 if c.role == "block" else c.hi - c.lo + 1 for c in layers)
-    return Shape(calls, len({c.station for c in layers}), calls + 1 if is_remote else 0, cores)
+    calls = sum(1 if c.role == "block" else c.hi - c.lo + 1 for c in layers)
+    return Shape(calls, len({c.station for c in layers}), num_hops, cores)
 
 
 def choose_window(num_rows: int, shape: Shape, costs: PassCosts, *, max_rows: int = MAX_CHUNK_ROWS) -> Window:
@@ -91,7 +90,7 @@ def decode_cap(shape: Shape, costs: PassCosts) -> int:
     o, g = costs.fixed_s / calls, costs.row_s / calls
     token_s = costs.fixed_s + costs.row_s + shape.num_hops * costs.hop_s
     allowed_s = max(o + 4 * g, 0.1 * token_s / shape.num_hops) if shape.num_hops else DECODE_WAIT_S
-    return max(1, int((allowed_s - o) / g))
+    return max(1, min(int((allowed_s - o) / g), MAX_CHUNK_ROWS))
 
 
 class Prefill:

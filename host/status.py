@@ -15,6 +15,7 @@ from aeonflow.tensors import Want
 from .links import LinkState, StationLink
 from .network import Network
 from .pace import Measured, Pace
+from .prefill import shape_of
 from .sequence import Answer
 
 if TYPE_CHECKING:
@@ -52,20 +53,23 @@ async def probe(network: Network, *, rows: int = 1, timeout_s: float = PROBE_TIM
         network.close_session(sequence)
 
 
-async def measure(network: Network, pace: Pace) -> None:
-    """Probe the chain until it is warm, then teach `pace` what passes cost here. Raises what a probe raises.
+async def measured_pace(network: Network, cores: int | None) -> Pace:
+    """Probe the chain until it is warm, then measure what passes cost here. Raises what keeps a probe from arriving.
 
-    Inside one process a single probe is enough: nothing there depends on the measurement.
+    `cores`: how many the stations share, None where each has its own. Inside one process a single probe is enough:
+    nothing there depends on the measurement.
     """
-    await probe(network)
-    if not pace.shape.num_hops:
-        return
+    first = await probe(network)
+    pace = Pace(network.bundle.card, shape_of(network.route, num_hops=first.hops, cores=cores))
+    if not first.hops:
+        return pace
     measured = []
     for rows in (1, PROBE_ROWS):
         before = await _compute_seconds(network)
         probed = await probe(network, rows=rows)
         measured.append(Measured(rows, probed.seconds, await _compute_seconds(network) - before))
     pace.calibrate(*measured)
+    return pace
 
 
 async def _compute_seconds(network: Network) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,3 +271,12 @@ async def test_an_answer_too_large_for_the_host_is_vented_instead(model: ModelFo
         await host.ask(0, Open(9, 0, 64))
         with pytest.raises(AeonflowError, match=r"2,096 bytes.*takes 2,000"):
             await host.call(0, bands.HEAD, tensor(Port.X, np.ones((1, 64), np.float32), DType.F32, route=0))
+
+
+async def test_the_protocol_documents_every_key_of_stats_and_no_other(model: ModelFolder) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    section = text.split("\n## Stats\n")[1].split("\nEvery frame of a chain")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    documented = {key for row in rows for key in re.findall("`([a-z_]+)`", row)}
+    async with serving(model, ["embed"]) as host:
+        assert documented == set((await host.ask(0, Stats())).values)

@@ -17,6 +17,13 @@ from host.fleet import Fleet, FleetStation, StationOptions, StationState
 from .conftest import MakeFleet, children_of, is_alive, specs
 
 
+def freeze(pid: int) -> None:
+    """Stop a process and see that it stands: a signal sent before that would still be handled."""
+    os.kill(pid, signal.SIGSTOP)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        os.sched_yield()
+
+
 async def test_leaving_the_block_reaps_every_process(make_fleet: MakeFleet) -> None:
     async with make_fleet("a", "b", "c") as fleet:
         pids = [s.pid for s in fleet.stations]
@@ -35,7 +42,7 @@ async def test_a_station_that_ignores_sigterm_is_killed_after_the_grace(make_fle
 
 async def test_a_frozen_station_is_killed_too(make_fleet: MakeFleet) -> None:
     async with make_fleet("a", drain_s=0.3) as fleet:
-        os.kill(fleet.station("a").pid, signal.SIGSTOP)
+        freeze(fleet.station("a").pid)
     assert fleet.station("a").exit_status == -signal.SIGKILL
 
 

@@ -1,6 +1,6 @@
 """JSON lines on stdout, by which a verb reports to the command that started it.
 
-`{"event": "progress", "stage": …, "done": n, "total": m, "unit": "bytes"}` any number of times, then one
+`{"event": "progress", "stage": …, "done": n, "total": m, "unit": …}` any number of times, then one
 `{"event": "result", …}` or `{"event": "error", "code": …, "message": …}`. The exit code agrees.
 """
 
@@ -18,6 +18,7 @@ from aeonflow.errors import AeonflowError
 
 from ..errors import StationsError
 
+UNITS = {"compile": "kernels"}  # of done and total, by stage; bytes elsewhere
 PROGRESS_STEPS = 200  # lines a stage at most; more would cost more than they show
 
 
@@ -29,14 +30,13 @@ def emit(event: str, **fields: Any) -> None:
 class ProgressLines:
     """A progress callback that writes at most PROGRESS_STEPS lines a stage, the last one always."""
 
-    def __init__(self, unit: str = "bytes") -> None:
-        self._unit = unit
+    def __init__(self) -> None:
         self._stage, self._step = "", -1
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         step = done * PROGRESS_STEPS // total if total else 0
         if stage != self._stage or step != self._step:
-            emit("progress", stage=stage, done=done, total=total, unit=self._unit)
+            emit("progress", stage=stage, done=done, total=total, unit=UNITS.get(stage, "bytes"))
         self._stage, self._step = stage, step
 
 

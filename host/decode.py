@@ -158,7 +158,9 @@ class Decoder:
         self.last_token_s = self._clock()
         if len(self.token_ids) == 1:
             self.first_token_s = self.last_token_s
-        self.hops, self.num_bytes = answer.hops, answer.num_bytes
+        self.hops = answer.hops
+        if len(self.token_ids) > 1:  # the first token's pass carried several rows
+            self.num_bytes = answer.num_bytes
         reason: FinishReason | None = None
         if token in self.request.eos_ids:
             reason = "stop"

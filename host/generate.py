@@ -21,7 +21,8 @@ from .result import Chunk, Exactness, FinishReason, Result, Timings, TokenLogpro
 class Setting(msgspec.Struct, frozen=True):
     """How an engine runs: the fields of a result that do not depend on the request.
 
-    `interior_bytes`: bytes of frames that one decoded token moves between stations, beside the host's own links.
+    `token_bytes`: bytes of frames that one decoded token moves, by the plan; `interior_bytes`: those of them that go
+    from station to station, which the host cannot count.
     """
 
     plan: str
@@ -29,6 +30,7 @@ class Setting(msgspec.Struct, frozen=True):
     kernels: str
     transport: str
     exactness: Exactness
+    token_bytes: int
     interior_bytes: int
 
 
@@ -148,7 +150,7 @@ class Generation:
             transport=setting.transport,
             exactness=setting.exactness,
             hops_per_token=hops,
-            bytes_per_token=num_bytes + (setting.interior_bytes if num_bytes else 0),
+            bytes_per_token=num_bytes + setting.interior_bytes if num_bytes else setting.token_bytes,
             logits_hash=logits_hash,
             logprobs=logprobs if request.sampling.logprobs is not None else None,
         )

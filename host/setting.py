@@ -8,7 +8,7 @@ from .generate import Setting
 from .launch import ConnectOptions, LaunchOptions
 from .network import Network
 from .plan import Geometry, exactness, mixed_numerics
-from .plan.path import Link, chain_path
+from .plan.path import Link, chain_path, relay_path
 
 
 def describe(options: LaunchOptions | ConnectOptions, network: Network, *, refuse_bounded: bool = False) -> Setting:
@@ -24,32 +24,28 @@ def describe(options: LaunchOptions | ConnectOptions, network: Network, *, refus
         why = mixed_numerics(numerics) or f"kernels {chosen['kernels']} sum in an order of their own"
         raise InvalidRequestError(f"exact: this route is cut: {promise.cut}; {why}")
     transports = sorted({station.transport for station in network.stations if station.transport})
+    token_bytes, interior_bytes = _token_bytes(network)
     return Setting(
         plan=network.plan.name,
         route=options.route,
         kernels=kernels,
         transport="+".join(transports),
         exactness=promise,
-        interior_bytes=_interior_bytes(network),
+        token_bytes=token_bytes,
+        interior_bytes=interior_bytes,
     )
 
 
-def _interior_bytes(network: Network) -> int:
-    """Bytes of frames that a decoded token moves from station to station; in relay all pass the host's own links."""
-    if network.is_relay or not network.stations[0].is_remote:
-        return 0
+def _token_bytes(network: Network) -> tuple[int, int]:
+    """Bytes of frames that a decoded token moves, and how many of them from station to station, unseen by the host."""
+    if not network.stations[0].is_remote:
+        return 0, 0
     card = network.bundle.card
-    geometry = Geometry(
-        num_layers=card.num_layers,
-        hidden_size=card.hidden_size,
-        num_heads=card.num_heads,
-        num_kv_heads=card.num_kv_heads,
-        head_dim=card.head_dim,
-        ffn_size=card.ffn_size,
-        vocab_size=card.vocab_size,
-        context_length=card.context_length,
-    )
-    path = chain_path(network.plan, geometry, lambda call: 0.0, Link(0.0))
+    geometry = Geometry(**{name: getattr(card, name) for name in Geometry.__struct_fields__})
+    walk = relay_path if network.is_relay else chain_path
+    total = walk(network.plan, geometry, lambda call: 0.0, Link(0.0)).bytes
+    if network.is_relay:
+        return total, 0
     embeds = sum(1 for c in network.route.carriers if c.role == "embed")
     heads = sum(1 for c in network.route.carriers if c.role == "head")
-    return path.bytes - host_frame_bytes(embeds, heads, rows=1, answer_bytes=4 * card.vocab_size)
+    return total, total - host_frame_bytes(embeds, heads, rows=1, answer_bytes=4 * card.vocab_size)

@@ -1,8 +1,7 @@
 """`bench hop`: what one hop of a chain costs, beside half a bare echo of the same bytes over the same library.
 
-A chain hop is measured on real stations: (time of a decoded token on the chain - the computes of that token) / hops.
-The computes are what the same model takes as whole layers in one process, less that process's own hops. The model is
-generated: its rows are as wide as wanted and its computes small beside the hops.
+A chain hop is measured on real stations: (time of a decoded token on the chain - the computes of that token, as the
+stations count them) / hops. The model is generated: its rows are as wide as wanted and its computes small.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from aeonflow import Link, connect
 from aeonflow.frames import HEADER_BYTES
@@ -22,7 +23,7 @@ from .measure import machine, spread
 HIDDEN, FFN = 576, 256
 MODEL = f"synthetic:layers=30,hidden={HIDDEN},heads=1,kv_heads=1,head_dim=64,ffn={FFN},vocab=512,context=512,seed=1"
 ROW_BYTES = 4 * (2 * HIDDEN + FFN) // 3  # mean of x, n and u, which a token's longest path carries in turn
-PROMPT = tuple(range(8, 24))
+PROMPT = (8,)  # one row, so that every pass of an answer costs the same
 TOKENS = 40
 ROUNDS = 400
 
@@ -56,47 +57,64 @@ async def bench_hop(
 
 async def _one_library(library: str, runs: int, model: str, plan: str, kernels: str, row_bytes: int) -> dict[str, Any]:
     payload = PREFIX_BYTES + row_bytes
-    bare, link_hop, chain, compute, hop = [], [], [], [], []
+    bare: list[float] = []
+    link_hop: list[float] = []
+    tokens: list[Token] = []
     async with (
         echo_process("bare", library) as (bare_url, _),
         echo_process("link", library) as (link_url, token),
         Engine.launch(model=model, plan=plan, kernels=kernels, transport=library, threads=1) as engine,
-        Engine.launch(model=model, plan="layers:1", kernels=kernels, transport=library, threads=1) as whole,
     ):
         link: Link = await connect(link_url, hello=hello("bench"), token=token, transport=library)
         try:
-            await _token_seconds(engine)
-            await _token_seconds(whole)
+            await _token(engine)
             for _ in range(runs):
                 bare.append(_half(await bare_round_trips(library, bare_url, HEADER_BYTES + payload, ROUNDS)))
                 link_hop.append(_half(await link_round_trips(link, payload, ROUNDS)))
-                token_s, hops = await _token_seconds(engine)
-                whole_s, whole_hops = await _token_seconds(whole)
-                # the computes alone: what the one process takes, less its own hops at the price of a link's
-                computes_s = whole_s - whole_hops * link_hop[-1]
-                chain.append(token_s)
-                compute.append(computes_s)
-                hop.append((token_s - computes_s) / hops)
+                tokens.append(await _token(engine))
         finally:
             await link.close()
+    hop = [one.hop_s for one in tokens]
     half_echo, chain_hop = statistics.median(bare), statistics.median(hop)
     return {
         "half_echo_us": _us(bare),
         "link_hop_us": _us(link_hop),
         "chain_hop_us": _us(hop),
-        "token_us": _us(chain),
-        "computes_us": _us(compute),
-        "hops_per_token": hops,
+        "token_us": _us([one.seconds for one in tokens]),
+        "computes_us": _us([one.compute_s for one in tokens]),
+        "hops_per_token": tokens[-1].hops,
         "chain_hop_over_half_echo": round(chain_hop / half_echo, 2),
         "chain_hop_above_half_echo_us": round(1e6 * (chain_hop - half_echo), 1),
         "link_hop_over_half_echo": round(statistics.median(link_hop) / half_echo, 2),
     }
 
 
-async def _token_seconds(engine: Engine) -> tuple[float, int]:
-    """Seconds a decoded token takes (the first excluded), and its hops."""
+class Token(msgspec.Struct, frozen=True):
+    """A decoded token: seconds it took, of which stations computed `compute_s`, and its hops."""
+
+    seconds: float
+    compute_s: float
+    hops: int
+
+    @property
+    def hop_s(self) -> float:
+        return (self.seconds - self.compute_s) / self.hops
+
+
+async def _token(engine: Engine) -> Token:
+    """The mean token of one answer; one session alone, so no station computes beside another."""
+    rows, compute_s = await _computed(engine)
     result = await engine.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True).collect()
-    return 1 / result.timings.decode_tok_s, result.hops_per_token
+    rows_after, compute_s_after = await _computed(engine)
+    per_row = (compute_s_after - compute_s) / (rows_after - rows)
+    return Token(1 / result.timings.decode_tok_s, per_row, result.hops_per_token)
+
+
+async def _computed(engine: Engine) -> tuple[int, float]:
+    """Rows that went through the embedding so far, and seconds all stations computed."""
+    stats = [station["stats"] for station in (await engine.status())["stations"]]
+    rows = sum(values["rows"].get("embed", 0) for values in stats)
+    return rows, sum(sum(values["compute_s"].values()) for values in stats)
 
 
 def _half(round_trips: Sequence[float]) -> float:

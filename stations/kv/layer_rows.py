@@ -7,6 +7,7 @@ Every index of the attend family is one of stored rows.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 
@@ -300,7 +301,7 @@ class LayerRows:
         is_changed = rows > 0 and self._change_form()
         if rows > self.room():
             raise KvFormError(
-                f"a pass of {rows} rows at {self.seq_len} stored rows crosses the state barrier {self.room()} rows ahead:"
+                f"a pass of {rows} rows at {self.seq_len} stored rows crosses the state barrier {self.room()} rows on:"
                 " split it there"
             )
         if self._store.reserve(rows) or is_changed:
@@ -313,6 +314,10 @@ class LayerRows:
             stream.rows += rows
         self._next += rows
         self.table[Header.SEQ] = self._store.rows
+
+    def pin(self) -> tuple[object, ...]:
+        """What keeps the memory that `table` names now alive, for compiled code that may still be reading it."""
+        return self.table, *(copy.copy(stream) for pair in self._store.segments() for stream in pair.streams())
 
     def _describe(self) -> None:
         """Bring `table` up to date with the storage."""

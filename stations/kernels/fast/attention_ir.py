@@ -60,7 +60,7 @@ class _Exact:
         at = vector * LANES * self.bytes
         if self.bytes == 4:
             return e.load(base, at, V32, align=VECTOR)
-        return e.b.fpext(e.load(base, at, V16, align=32), V32)
+        return e.half_to_float(e.load(base, at, V16, align=32))
 
     def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
         """out[query, tile] = scale · Σ_d q_d k_d for `a.tiles` tiles from `a.tile` on."""

@@ -19,6 +19,11 @@ def _pointer(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     return builder.inttoptr(address, POINTER)
 
 
+def _word(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """llvmlite's atomics want to know what a pointer points to."""
+    return builder.inttoptr(address, I64.as_pointer())
+
+
 @intrinsic
 def field(typing, base, index):
     """int64 number `index` of the record at `base`."""
@@ -104,9 +109,21 @@ def call_product(typing, address, weights, num_blocks, lo, hi, x, rows, y, y_str
 
 
 @intrinsic
+def call_attend(typing, address, kv_table, kv_head, heads, q, q_stride, out, out_stride, rows, seen, scale, scratch):
+    """Call the attention kernel (`jobs.attend_heads`); `scale` is the address of an f32 by its address."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(I32, [I64] * 11)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[I] * 12), codegen
+
+
+@intrinsic
 def atomic_load(typing, address):
     def codegen(context, builder, signature, args):
-        return builder.load_atomic(_pointer(builder, args[0]), "seq_cst", 8, typ=I64)
+        return builder.load_atomic(_word(builder, args[0]), "seq_cst", 8)
 
     return I(I), codegen
 
@@ -114,7 +131,7 @@ def atomic_load(typing, address):
 @intrinsic
 def atomic_store(typing, address, value):
     def codegen(context, builder, signature, args):
-        builder.store_atomic(args[1], _pointer(builder, args[0]), "seq_cst", 8)
+        builder.store_atomic(args[1], _word(builder, args[0]), "seq_cst", 8)
         return context.get_dummy_value()
 
     return types.void(I, I), codegen
@@ -125,8 +142,8 @@ def compare_and_swap(typing, address, expected, value):
     """Atomic; True when the word was `expected` and is `value` now."""
 
     def codegen(context, builder, signature, args):
-        result = builder.cmpxchg(_pointer(builder, args[0]), args[1], args[2], "seq_cst", "seq_cst")
-        return builder.zext(builder.extract_value(result, 1), ir.IntType(8))
+        result = builder.cmpxchg(_word(builder, args[0]), args[1], args[2], "seq_cst", "seq_cst")
+        return builder.extract_value(result, 1)
 
     return types.boolean(I, I, I), codegen
 

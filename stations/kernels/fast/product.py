@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 
 from ...layout import BLOCK_COLS, NUM_SEGMENTS, weight_format
 from .codes import BlockReader, block_addresses
+from .limits import MAX_TILE_ROWS
 from .machine import I, stack_bytes
 from .vector import I64, V32, ZERO, Emitter, compile_target, const_i64
 
@@ -28,7 +29,6 @@ JIT = {
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
 }
-MAX_TILE_ROWS = 12
 _PARTIAL_BYTES = NUM_SEGMENTS * MAX_TILE_ROWS * 64  # sums of each segment, 16 outputs × rows of a tile
 
 

@@ -14,13 +14,13 @@ from numba.extending import intrinsic
 from ...layout import BLOCK_COLS, GROUP_ROWS, weight_format
 from .codes import BlockReader, block_addresses
 from .machine import I, copy_bytes, load_f32, store_f32
-from .product import JIT, tile_rows
+from .product import JIT
 from .vector import F32, I32, I64, LANES, V32, VI32, ZERO, Emitter, const_f32, const_i64
 
 _VECTOR_BYTES = LANES * 4
 
 
-def _masked(e: Emitter, base: ir.Value, vector: ir.Value, width: ir.Value) -> ir.Value:
+def masked_vector(e: Emitter, base: ir.Value, vector: ir.Value, width: ir.Value) -> ir.Value:
     """Vector number `vector` of a row of `width` values; lanes beyond it are zero."""
     b = e.b
     lanes = ir.Constant(VI32, list(range(LANES)))
@@ -68,14 +68,14 @@ def norm_row(typing, target, source, weight, width, padded, eps):
         e = Emitter(builder)
         lanes = e.variable(ZERO)
         with _each_vector(e, width) as vector:
-            x = _masked(e, source, vector.index, width)
+            x = masked_vector(e, source, vector.index, width)
             builder.store(e.fma(x, x, builder.load(lanes)), lanes)
         mean = builder.fdiv(e.sum(builder.load(lanes)), builder.uitofp(width, F32))
         root = e.sqrt(builder.fadd(mean, eps))
         inverse = e.splat(builder.fdiv(ir.Constant(F32, 1.0), root))
         with _each_vector(e, width) as vector:
             at = builder.mul(vector.index, const_i64(_VECTOR_BYTES))
-            x = _masked(e, source, vector.index, width)
+            x = masked_vector(e, source, vector.index, width)
             scaled = builder.fmul(x, inverse)
             e.store(builder.fmul(scaled, e.load(weight, at, V32, align=4)), target, at, align=4)
         end = builder.lshr(padded, const_i64(4))
@@ -155,12 +155,9 @@ def row_bytes(num_blocks: int) -> int:
 
 
 @njit(**JIT)
-def prepare_tile(tile, source, source_stride, rows, width, num_blocks, weight, eps, spare):
-    """One tile of `rows` source rows (as `tile_rows` said, or one less), normed when `weight` is an address.
-
-    `spare`: room for one row of num_blocks · 32 values.
-    """
-    size = tile_rows(rows)
+def prepare_tile(tile, source, source_stride, size, rows, width, num_blocks, weight, eps, spare):
+    """One tile of `size` rows, of which the first `rows` are source rows, normed when `weight` is an address, and the
+    others zeros. `spare`: room for one row of num_blocks · 32 values."""
     padded = num_blocks * BLOCK_COLS
     for index in range(size):
         row = tile if size == 1 else spare

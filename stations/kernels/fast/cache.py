@@ -1,0 +1,155 @@
+"""The compile cache on disk: one folder a variant of code and CPU, one object file a unit, built once for all.
+
+A variant is the hash of the sources, of numba's and llvmlite's versions, and of the CPU: what changes any of these
+finds an empty folder, never a stale file. Whoever finds a unit missing builds it in child processes under a lock, so
+that ninety stations that start cold compile once. Knows no numba.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from blake3 import blake3
+
+from ...errors import KernelError
+from ..numba_setup import numba_environment
+from .target import Target
+
+Progress = Callable[[int, int], None]  # units done, units in all
+
+COMPILE_DEADLINE_S = 600.0
+_NUM_CHILDREN = 2
+_PACKAGE = Path(__file__).parent
+_STATIONS = _PACKAGE.parent.parent
+_SOURCES = (_PACKAGE, _STATIONS / "layout", _STATIONS / "kv")
+
+
+def no_progress(done: int, total: int) -> None:
+    """For callers that show none."""
+
+
+@cache
+def _source_digest() -> str:
+    """Hash of every source that compiled code is made from."""
+    digest = blake3()
+    for folder in _SOURCES:
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def variant(target: Target) -> str:
+    """The name of the cache folder for this code on this CPU."""
+    versions = [f"{name} {_version(name)}" for name in ("numba", "llvmlite")]
+    text = "\n".join([_source_digest(), *versions, target.machine, target.cpu, target.features])
+    return blake3(text.encode()).hexdigest()[:20]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+class CompileCache:
+    """The folder `<cache>/jit/<variant>` of a target. `environment` is what children are started with."""
+
+    def __init__(self, cache_folder: Path, target: Target, environment: Mapping[str, str]) -> None:
+        self.folder = cache_folder / "jit" / variant(target)
+        self._environment = environment
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Those of the units that are not compiled yet."""
+        return [name for name in names if not self.path(name).exists()]
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.o"
+
+    def ensure(self, names: Sequence[str], progress: Progress = no_progress) -> None:
+        """Have all units on disk; compiles what is missing. Raises KernelError with the compiler's last words."""
+        if not self.missing(names):
+            progress(len(names), len(names))
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder / "lock"):
+            wanted = self.missing(names)
+            done = len(names) - len(wanted)
+            progress(done, len(names))
+            self._compile(wanted, lambda count: progress(done + count, len(names)))
+
+    def _compile(self, names: Sequence[str], on_done: Callable[[int], None]) -> None:
+        """Compile in up to two children at once; the first and slowest unit has one to itself."""
+        shares = [share for share in (names[:1], names[1:]) if share]
+        children = [_Child(self.folder, share, self._environment) for share in shares[:_NUM_CHILDREN]]
+        finished = 0
+        counting = threading.Lock()
+
+        def count() -> None:
+            nonlocal finished
+            with counting:
+                finished += 1
+                on_done(finished)
+
+        readers = [threading.Thread(target=child.read, args=(count,)) for child in children]
+        for reader in readers:
+            reader.start()
+        for reader, child in zip(readers, children, strict=True):
+            reader.join(COMPILE_DEADLINE_S)
+            child.finish(is_late=reader.is_alive())
+            reader.join()
+        if missing := self.missing(names):
+            words = " / ".join(child.last_words for child in children if child.last_words)
+            raise KernelError(f"fast kernels: {', '.join(missing)} could not be compiled ({words or 'no message'})")
+
+
+class _Child:
+    """One compiling process."""
+
+    def __init__(self, folder: Path, names: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.last_words = ""
+        command = [sys.executable, "-m", f"{__package__}.compiler", str(folder), *names]
+        settings = {**environment, **numba_environment(folder / "numba", threads=1), "NUMBA_OPT": "0"}
+        self._process = subprocess.Popen(
+            command,
+            env=settings,
+            cwd=_STATIONS.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def read(self, on_unit: Callable[[], None]) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        for _ in self._process.stdout:
+            on_unit()
+        lines = [line for line in self._process.stderr.read().splitlines() if line.strip()]
+        self.last_words = lines[-1].strip() if lines else ""
+
+    def finish(self, *, is_late: bool) -> None:
+        if is_late:
+            self._process.kill()
+        status = self._process.wait()
+        if is_late:
+            self.last_words = f"not done after {COMPILE_DEADLINE_S:g} s"
+        elif status and not self.last_words:
+            self.last_words = f"exit status {status}"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """An exclusive lock that the kernel drops with the process."""
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,64 @@
+"""Records of int64 that Python fills and compiled code reads: one numbering for both sides. Imports nothing.
+
+Each record is an int64 array whose address is passed on; addresses are in bytes, strides in bytes between rows.
+"""
+
+from __future__ import annotations
+
+# PART: one matrix of a product. Parts of a list lie side by side in the output, from COLUMN (bytes) on.
+PART_KERNEL, PART_WEIGHTS, PART_GROUPS, PART_COLUMN = range(4)
+PART_FIELDS = 4
+
+# LAYER: addresses of one layer's weights, 0 for those of a role that is not here. Parts as lists of PART records.
+(
+    LAYER_NORM1, LAYER_NORM2, LAYER_QKV, LAYER_QKV_PARTS, LAYER_OUTPUT, LAYER_GATE_UP, LAYER_DOWN,
+) = range(7)  # fmt: skip
+LAYER_FIELDS = 8
+
+# SPAN: consecutive rows of one sequence in the batch
+SPAN_TABLE, SPAN_FIRST, SPAN_ROWS = range(3)  # KV table address, position of the first row, rows
+SPAN_FIELDS = 3
+
+# WORK: geometry and areas of a backend
+(
+    WORK_HIDDEN, WORK_HEADS, WORK_KV_HEADS, WORK_HEAD_DIM, WORK_FFN, WORK_EPS, WORK_SCALE, WORK_ROPE_DIM,
+    WORK_ROPE_TABLE, WORK_POOL, WORK_X, WORK_H, WORK_QKV, WORK_HEADS_OUT, WORK_U, WORK_TILES, WORK_SCRATCH,
+    WORK_X_STRIDE, WORK_QKV_STRIDE, WORK_K_COLUMN, WORK_V_COLUMN, WORK_HEADS_STRIDE, WORK_U_STRIDE, WORK_STAGE_BYTES,
+    WORK_ATTEND,
+) = range(25)  # fmt: skip
+WORK_FIELDS = 32  # WORK_EPS and WORK_SCALE hold f32 bits
+
+# CALL: one call of a role
+(
+    CALL_OP, CALL_ROWS, CALL_X, CALL_X2, CALL_OUT, CALL_OUT2, CALL_OUT_STRIDE, CALL_LAYERS, CALL_NUM_LAYERS,
+    CALL_SPANS, CALL_NUM_SPANS, CALL_PARTS, CALL_NORM,
+) = range(13)  # fmt: skip
+CALL_FIELDS = 16
+OP_ATTN, OP_GATE_UP, OP_DOWN, OP_BLOCK, OP_HEAD, OP_HELP = range(6)
+
+# JOB: work cut into chunks. Output: rows of `width` bytes; a chunk is OUTER_ROWS rows × INNER_BYTES of them.
+(
+    JOB_KIND, JOB_COUNT, JOB_ROWS, JOB_OUT, JOB_OUT_STRIDE, JOB_WIDTH, JOB_OUTER_ROWS, JOB_INNER, JOB_INNER_BYTES,
+) = range(9)  # fmt: skip
+JOB_ARGS = 9  # where the kind's own fields begin
+JOB_FIELDS = 24
+JOB_PREPARE, JOB_PRODUCT, JOB_GATE_UP, JOB_ATTEND = range(4)
+(PREPARE_SOURCE, PREPARE_STRIDE, PREPARE_ROWS, PREPARE_WIDTH, PREPARE_BLOCKS, PREPARE_NORM, PREPARE_EPS) = range(9, 16)
+(
+    PRODUCT_PARTS, PRODUCT_NUM_PARTS, PRODUCT_BLOCKS, PRODUCT_TILES, PRODUCT_SEGMENTS, PRODUCT_BASE,
+    PRODUCT_BASE_STRIDE,
+) = range(9, 16)  # fmt: skip
+(
+    ATTEND_WORK, ATTEND_Q, ATTEND_Q_STRIDE, ATTEND_SPANS, ATTEND_NUM_SPANS,
+) = range(9, 14)  # fmt: skip
+
+# POOL: what the threads of a backend share; words that threads write lie on cache lines of their own
+POOL_CLAIM = 0  # sequence number << 28 | chunks << 14 | next chunk
+POOL_ACTIVE = 8  # 1 while helpers shall look for work
+POOL_HELPERS, POOL_SEQUENCE, POOL_FLAGS, POOL_STOLEN = 16, 17, 18, 19
+POOL_JOB = 24  # a JOB record
+POOL_SLOTS = 48  # a cache line for each helper: what it holds, then its scratch
+POOL_LINE = 8
+MAX_HELPERS = 7
+POOL_FIELDS = POOL_SLOTS + POOL_LINE * MAX_HELPERS
+MAX_CHUNKS = (1 << 14) - 1

@@ -1,0 +1,236 @@
+"""The roles as compiled code: whole batches, and whole ranges of layers, in one call from Python.
+
+`execute(work, call)` carries out one CALL record on a backend's WORK record (`fields.py`). Rows are f32; activations
+live in the work areas, in rows padded to whole blocks, so that no kernel looks at the ends of arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ...layout import NUM_SEGMENTS
+from . import fields as f
+from .jobs import set_output
+from .limits import ATTEND_ROWS, CHUNK_BYTES, MAX_QUERIES, MAX_TILE_ROWS, ROWS_AT_ONCE
+from .machine import atomic_store, field, load_f32, set_field
+from .pool import help_out, run_job
+from .product import JIT, tile_rows
+from .rope import rotate_and_store
+from .rows import copy_row, norm_row
+
+# typed constants for arguments: numba would compile a callee once for each literal
+_NONE, _WHOLE, _SEGMENTED = np.int64(0), np.int64(1), np.int64(NUM_SEGMENTS)
+_PRODUCT, _GATE_UP = np.int64(f.JOB_PRODUCT), np.int64(f.JOB_GATE_UP)
+_PREPARE, _ATTEND = np.int64(f.JOB_PREPARE), np.int64(f.JOB_ATTEND)
+_TILE_ROWS, _ROWS_AT_ONCE = np.int64(MAX_TILE_ROWS), np.int64(ROWS_AT_ONCE)
+SHARE_MACS = 1 << 19  # a chunk is at most so many multiply-adds where threads share a job: 10 to 20 µs
+
+
+@njit(**JIT)
+def _run(work):
+    scratch = field(work, f.WORK_SCRATCH)
+    run_job(field(work, f.WORK_POOL), scratch + field(work, f.WORK_STAGE_BYTES), scratch)
+
+
+@njit(**JIT)
+def _job(work):
+    return field(work, f.WORK_POOL) + f.POOL_JOB * 8
+
+
+@njit(**JIT)
+def _groups_per_chunk(work, groups, blocks, rows):
+    """Groups of 16 outputs in one chunk of a product."""
+    at_once = min(rows, ROWS_AT_ONCE)
+    size = max(CHUNK_BYTES // (64 * at_once), 1)
+    helpers = field(field(work, f.WORK_POOL), f.POOL_HELPERS)
+    if helpers > 0:
+        size = min(size, max(SHARE_MACS // (blocks * 512 * at_once), 1), max(groups // (4 * (helpers + 1)), 1))
+    return max(min(size, groups), groups // f.MAX_CHUNKS + 1)
+
+
+@njit(**JIT)
+def _prepare(work, source, stride, rows, width, norm):
+    """Rows → tiles in WORK_TILES, normed when `norm` is an address. Returns the number of blocks a row."""
+    job = _job(work)
+    blocks = (width + 31) // 32
+    padded = 0
+    while padded < rows:
+        padded += tile_rows(rows - padded)
+    row_bytes = blocks * 132
+    set_output(job, _PREPARE, padded, field(work, f.WORK_TILES), row_bytes, row_bytes, _TILE_ROWS, row_bytes)
+    set_field(job, f.PREPARE_SOURCE, source)
+    set_field(job, f.PREPARE_STRIDE, stride)
+    set_field(job, f.PREPARE_ROWS, rows)
+    set_field(job, f.PREPARE_WIDTH, width)
+    set_field(job, f.PREPARE_BLOCKS, blocks)
+    set_field(job, f.PREPARE_NORM, norm)
+    set_field(job, f.PREPARE_EPS, field(work, f.WORK_EPS))
+    _run(work)
+    return blocks
+
+
+@njit(**JIT)
+def _product(work, kind, parts, num_parts, blocks, rows, out, stride, segments, base, base_stride):
+    """Products of the tiles with a list of parts, side by side in `out`; `base` rows are added where it is not 0."""
+    job = _job(work)
+    last = parts + (num_parts - 1) * f.PART_FIELDS * 8
+    groups = field(last, f.PART_COLUMN) // 64 + field(last, f.PART_GROUPS)
+    chunk = _groups_per_chunk(work, groups, blocks, rows)
+    set_output(job, kind, rows, out, stride, groups * 64, _ROWS_AT_ONCE, chunk * 64)
+    set_field(job, f.PRODUCT_PARTS, parts)
+    set_field(job, f.PRODUCT_NUM_PARTS, num_parts)
+    set_field(job, f.PRODUCT_BLOCKS, blocks)
+    set_field(job, f.PRODUCT_TILES, field(work, f.WORK_TILES))
+    set_field(job, f.PRODUCT_SEGMENTS, segments)
+    set_field(job, f.PRODUCT_BASE, base)
+    set_field(job, f.PRODUCT_BASE_STRIDE, base_stride)
+    _run(work)
+
+
+@njit(**JIT)
+def _store_keys(work, spans, num_spans, qkv):
+    """Rotate Q and K of every row and store K and V in the spans' caches."""
+    stride, table = field(work, f.WORK_QKV_STRIDE), field(work, f.WORK_ROPE_TABLE)
+    heads, kv_heads, head_dim = field(work, f.WORK_HEADS), field(work, f.WORK_KV_HEADS), field(work, f.WORK_HEAD_DIM)
+    rope_dim = field(work, f.WORK_ROPE_DIM)
+    row = qkv
+    for index in range(num_spans):
+        span = spans + index * f.SPAN_FIELDS * 8
+        for i in range(field(span, f.SPAN_ROWS)):
+            angles = table + (field(span, f.SPAN_FIRST) + i) * rope_dim * 4
+            rotate_and_store(row, row + field(work, f.WORK_K_COLUMN), row + field(work, f.WORK_V_COLUMN), heads,
+                             kv_heads, head_dim, rope_dim, angles, field(span, f.SPAN_TABLE), i)  # fmt: skip
+            row += stride
+
+
+@njit(**JIT)
+def _attend(work, spans, num_spans, rows):
+    """Attention of all rows over their caches → WORK_HEADS_OUT."""
+    job = _job(work)
+    group = field(work, f.WORK_HEADS) // field(work, f.WORK_KV_HEADS)
+    width = field(work, f.WORK_HEADS) * field(work, f.WORK_HEAD_DIM) * 4
+    together = max(MAX_QUERIES // group, 1)
+    outer = together * max(ATTEND_ROWS // together, 1)
+    set_output(job, _ATTEND, rows, field(work, f.WORK_HEADS_OUT), field(work, f.WORK_HEADS_STRIDE), width, outer,
+               width // field(work, f.WORK_KV_HEADS))  # fmt: skip
+    set_field(job, f.ATTEND_WORK, work)
+    set_field(job, f.ATTEND_Q, field(work, f.WORK_QKV))
+    set_field(job, f.ATTEND_Q_STRIDE, field(work, f.WORK_QKV_STRIDE))
+    set_field(job, f.ATTEND_SPANS, spans)
+    set_field(job, f.ATTEND_NUM_SPANS, num_spans)
+    _run(work)
+
+
+@njit(**JIT)
+def _attn(work, layer, rows, spans, num_spans, x, x_stride, h, h_stride):
+    """h = x + attn(norm₁ x)."""
+    hidden, qkv = field(work, f.WORK_HIDDEN), field(work, f.WORK_QKV)
+    blocks = _prepare(work, x, x_stride, rows, hidden, field(layer, f.LAYER_NORM1))
+    parts = field(layer, f.LAYER_QKV)
+    stride = field(work, f.WORK_QKV_STRIDE)
+    _product(work, _PRODUCT, parts, field(layer, f.LAYER_QKV_PARTS), blocks, rows, qkv, stride, _WHOLE, _NONE, _NONE)
+    _store_keys(work, spans, num_spans, qkv)
+    _attend(work, spans, num_spans, rows)
+    heads_width = field(work, f.WORK_HEADS) * field(work, f.WORK_HEAD_DIM)
+    blocks = _prepare(work, field(work, f.WORK_HEADS_OUT), field(work, f.WORK_HEADS_STRIDE), rows, heads_width, _NONE)
+    _product(work, _PRODUCT, field(layer, f.LAYER_OUTPUT), _WHOLE, blocks, rows, h, h_stride, _WHOLE, x, x_stride)
+
+
+@njit(**JIT)
+def _gate_up(work, layer, rows, source, source_stride, norm, u, u_stride):
+    """u = silu(n W_gate) ⊙ (n W_up), n = `source` normed when `norm` is an address."""
+    blocks = _prepare(work, source, source_stride, rows, field(work, f.WORK_HIDDEN), norm)
+    _product(work, _GATE_UP, field(layer, f.LAYER_GATE_UP), _WHOLE, blocks, rows, u, u_stride, _WHOLE, _NONE, _NONE)
+
+
+@njit(**JIT)
+def _down(work, layer, rows, h, h_stride, u, u_stride, out, out_stride):
+    """out = h + u W_down, the product in 8 segments."""
+    blocks = _prepare(work, u, u_stride, rows, field(work, f.WORK_FFN), _NONE)
+    _product(work, _PRODUCT, field(layer, f.LAYER_DOWN), _WHOLE, blocks, rows, out, out_stride, _SEGMENTED, h,
+             h_stride)  # fmt: skip
+
+
+@njit(**JIT)
+def _take_in(work, source, width, rows, area, stride):
+    """Rows of a Python array (any alignment, no padding) → a work area."""
+    for row in range(rows):
+        copy_row(area + row * stride, source + row * width * 4, width, stride // 4)
+
+
+@njit(**JIT)
+def _call_attn(work, call):
+    rows, layer = field(call, f.CALL_ROWS), field(field(call, f.CALL_LAYERS), 0)
+    hidden, stride = field(work, f.WORK_HIDDEN), field(work, f.WORK_X_STRIDE)
+    x, h, out_stride = field(work, f.WORK_X), field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE)
+    _take_in(work, field(call, f.CALL_X), hidden, rows, x, stride)
+    spans, num_spans = field(field(call, f.CALL_SPANS), 0), field(call, f.CALL_NUM_SPANS)
+    _attn(work, layer, rows, spans, num_spans, x, stride, h, out_stride)
+    n, eps = field(call, f.CALL_OUT2), load_f32(work + f.WORK_EPS * 8)
+    for row in range(rows):
+        norm_row(n + row * out_stride, h + row * out_stride, field(layer, f.LAYER_NORM2), hidden, out_stride // 4, eps)
+
+
+@njit(**JIT)
+def _call_gate_up(work, call):
+    rows, stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE)
+    layer, x = field(field(call, f.CALL_LAYERS), 0), field(work, f.WORK_X)
+    _take_in(work, field(call, f.CALL_X), field(work, f.WORK_HIDDEN), rows, x, stride)
+    _gate_up(work, layer, rows, x, stride, _NONE, field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE))
+
+
+@njit(**JIT)
+def _call_down(work, call):
+    rows, stride, u_stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE), field(work, f.WORK_U_STRIDE)
+    layer, h, u = field(field(call, f.CALL_LAYERS), 0), field(work, f.WORK_X), field(work, f.WORK_U)
+    _take_in(work, field(call, f.CALL_X), field(work, f.WORK_HIDDEN), rows, h, stride)
+    _take_in(work, field(call, f.CALL_X2), field(work, f.WORK_FFN), rows, u, u_stride)
+    _down(work, layer, rows, h, stride, u, u_stride, field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE))
+
+
+@njit(**JIT)
+def _call_block(work, call):
+    rows, stride, u_stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE), field(work, f.WORK_U_STRIDE)
+    x, h, u = field(work, f.WORK_X), field(work, f.WORK_H), field(work, f.WORK_U)
+    _take_in(work, field(call, f.CALL_X), field(work, f.WORK_HIDDEN), rows, x, stride)
+    layers, spans, count = field(call, f.CALL_LAYERS), field(call, f.CALL_SPANS), field(call, f.CALL_NUM_LAYERS)
+    for index in range(count):
+        layer = field(layers, index)
+        _attn(work, layer, rows, field(spans, index), field(call, f.CALL_NUM_SPANS), x, stride, h, stride)
+        _gate_up(work, layer, rows, h, stride, field(layer, f.LAYER_NORM2), u, u_stride)
+        out, out_stride = x, stride
+        if index + 1 == count:
+            out, out_stride = field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE)
+        _down(work, layer, rows, h, stride, u, u_stride, out, out_stride)
+
+
+@njit(**JIT)
+def _call_head(work, call):
+    rows, hidden, stride = field(call, f.CALL_ROWS), field(work, f.WORK_HIDDEN), field(work, f.WORK_X_STRIDE)
+    x = field(work, f.WORK_X)
+    _take_in(work, field(call, f.CALL_X), hidden, rows, x, stride)
+    blocks = _prepare(work, x, stride, rows, hidden, field(call, f.CALL_NORM))
+    _product(work, _PRODUCT, field(call, f.CALL_PARTS), _WHOLE, blocks, rows, field(call, f.CALL_OUT),
+             field(call, f.CALL_OUT_STRIDE), _WHOLE, _NONE, _NONE)  # fmt: skip
+
+
+@njit(**JIT)
+def execute(work, call):
+    """Carry out one call; helpers of the pool may join while it lasts."""
+    op = field(call, f.CALL_OP)
+    pool = field(work, f.WORK_POOL)
+    if op == f.OP_HELP:
+        help_out(pool, field(call, f.CALL_ROWS))
+        return
+    if op == f.OP_ATTN:
+        _call_attn(work, call)
+    elif op == f.OP_GATE_UP:
+        _call_gate_up(work, call)
+    elif op == f.OP_DOWN:
+        _call_down(work, call)
+    elif op == f.OP_BLOCK:
+        _call_block(work, call)
+    elif op == f.OP_HEAD:
+        _call_head(work, call)
+    atomic_store(pool + f.POOL_ACTIVE * 8, 0)

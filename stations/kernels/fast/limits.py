@@ -1,0 +1,18 @@
+"""Sizes that compiled code and the memory prepared for it must agree on. Imports nothing."""
+
+from __future__ import annotations
+
+MAX_TILE_ROWS = 12  # rows of a tile on the widest CPU
+ROWS_AT_ONCE = 120  # rows of one chunk of a product; a multiple of every tile size
+CHUNK_BYTES = 1 << 16  # output of one chunk of a product
+MAX_QUERIES = 16  # queries (rows × heads of one KV head) that share a pass of attention
+ATTEND_ROWS = 16  # rows of one chunk of attention, about
+_LANES = 16
+_VECTOR_BYTES = 64
+_MAX_SEGMENTS = 4
+
+
+def attention_scratch_bytes(keys: int, padded_dim: int) -> int:
+    """Scratch of one thread for rows that see up to `keys` stored rows."""
+    tiles = -(-keys // _LANES) + 2 * _MAX_SEGMENTS
+    return MAX_QUERIES * (tiles + 1) * _VECTOR_BYTES + 2 * MAX_QUERIES * padded_dim * 4 + 20 * _VECTOR_BYTES

@@ -1,0 +1,86 @@
+"""LAYER and PART records of the weights a backend was given; matrices stay where they are (`fields.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...layout import PackedMatrix, padded_cols
+from ..weights import GivenRoles, Weights, gate_up_parts, qkv_parts
+from . import fields as f
+from .loader import LoadedUnits
+from .units import product_unit
+
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+
+
+class ModelRecords:
+    """Records for compiled code, and the arrays whose addresses they hold."""
+
+    def __init__(self, weights: Weights, roles: GivenRoles) -> None:
+        self._keep: list[npt.NDArray[np.generic]] = []
+        self._norms: dict[tuple[int, int], F32] = {}
+        self._lists: list[tuple[int, int, list[PackedMatrix]]] = []  # layer, field, matrices
+        self.kinds: set[str] = set()
+        num_layers = weights.card.num_layers
+        self.layers = np.zeros((num_layers, f.LAYER_FIELDS), np.int64)
+        for layer in roles.layers("attn"):
+            self._norm(layer, f.LAYER_NORM1, weights.norm("attn", layer, "norm1"))
+            self._norm(layer, f.LAYER_NORM2, weights.norm("attn", layer, "norm2"))
+            self._matrices(layer, f.LAYER_QKV, qkv_parts(weights, layer))
+            self._matrices(layer, f.LAYER_OUTPUT, [weights.matrix("attn", layer, "output")])
+        for layer in roles.layers("gate_up"):
+            self._norm(layer, f.LAYER_NORM2, weights.norm("gate_up", layer, "norm2"))
+            self._matrices(layer, f.LAYER_GATE_UP, gate_up_parts(weights, layer))
+        for layer in roles.layers("down"):
+            self._matrices(layer, f.LAYER_DOWN, [weights.matrix("down", layer, "down")])
+        self.final_norm: F32 | None = None
+        self.head: PackedMatrix | None = None
+        self.embedding: PackedMatrix | None = None
+        if roles.layers("head"):
+            self.final_norm = padded_norm(weights.norm("head", 0, "final_norm"))
+            self.head = weights.matrix("head", 0, "head")
+            self.kinds.add(self.head.kind)
+        if roles.layers("embed"):
+            self.embedding = weights.matrix("embed", 0, "embedding")
+
+    def _norm(self, layer: int, field: int, weight: F32) -> None:
+        norm = padded_norm(weight)
+        self._keep.append(norm)
+        self.layers[layer, field] = norm.ctypes.data
+
+    def _matrices(self, layer: int, field: int, parts: list[PackedMatrix]) -> None:
+        self.kinds.update(part.kind for part in parts)
+        self._lists.append((layer, field, parts))
+
+    def link(self, units: LoadedUnits) -> None:
+        """Fill in the addresses of the kernels, once they are loaded."""
+        for layer, field, parts in self._lists:
+            record = part_records(parts, units)
+            self._keep += [record, *(part.data for part in parts)]
+            self.layers[layer, field] = record.ctypes.data
+            if field == f.LAYER_QKV:
+                self.layers[layer, f.LAYER_QKV_PARTS] = len(parts)
+        self._lists.clear()
+
+
+def part_records(parts: Sequence[PackedMatrix], units: LoadedUnits) -> I64:
+    """PART records of matrices side by side in the output, int64 [parts, PART_FIELDS]."""
+    records = np.zeros((len(parts), f.PART_FIELDS), np.int64)
+    column = 0
+    for record, part in zip(records, parts, strict=True):
+        record[f.PART_KERNEL] = units.address(product_unit(part.kind))
+        record[f.PART_WEIGHTS] = part.data.ctypes.data
+        record[f.PART_GROUPS], record[f.PART_COLUMN] = part.num_groups, column
+        column += part.num_groups * 64
+    return records
+
+
+def padded_norm(weight: F32) -> F32:
+    """A copy in whole blocks, zeros behind: kernels read whole vectors."""
+    norm = np.zeros(padded_cols(len(weight)), np.float32)
+    norm[: len(weight)] = weight
+    return norm

@@ -12,12 +12,25 @@ from typing import NamedTuple
 
 from . import bands
 from .errors import FrameTooLargeError, OversizeError, RemoteProtocolError
-from .frames import MAX_PAYLOAD_BYTES, Buffer, Flags, Frame, pack_header
+from .frames import (
+    ENDS_MESSAGE,
+    FLAGS,
+    HEADER,
+    HEADER_BYTES,
+    IS_VENT,
+    MAX_FLAGS,
+    MAX_PAYLOAD_BYTES,
+    Buffer,
+    Flags,
+    Frame,
+    decode_frames,
+    pack_header,
+)
 
 # Without it a peer could open a message under each of 2³² sequences and never end one.
 MAX_PARTIAL_MESSAGES = 64
 
-_ENDS_MESSAGE = Flags.FIN | Flags.VENT
+_BUFFERS = (bytes, bytearray, memoryview)
 
 
 class Message(NamedTuple):
@@ -42,9 +55,11 @@ def cut_message(
     FrameTooLargeError names the sizes when the payload is beyond `max_message_bytes`. FIN is moved to the last frame;
     other flags stand on every frame.
     """
-    if isinstance(pieces, bytes | bytearray | memoryview):
+    if isinstance(pieces, _BUFFERS):
         pieces = (pieces,)
-    size = sum(memoryview(piece).nbytes for piece in pieces)
+    size = 0
+    for piece in pieces:
+        size += len(piece) if type(piece) is bytes else memoryview(piece).nbytes
     if size > max_message_bytes:
         raise FrameTooLargeError(
             f"message of {size:,} bytes on stream {stream:04x}: this connection takes {max_message_bytes:,}"
@@ -82,14 +97,37 @@ class Assembler:
     """Collects frames into messages. One per connection and direction."""
 
     def __init__(self, max_message_bytes: int, max_partial_messages: int = MAX_PARTIAL_MESSAGES) -> None:
-        self.max_message_bytes = max_message_bytes
         self._max_partial_messages = max_partial_messages
         self._partial: dict[tuple[int, int], tuple[bytearray, Flags]] = {}
         self.partial_bytes = 0
+        self.frames = 0  # read so far
+        self.set_limit(max_message_bytes)
+
+    def set_limit(self, max_message_bytes: int) -> None:
+        """From now on a message may have this many bytes."""
+        self.max_message_bytes = max_message_bytes
+        self._max_payload_bytes = min(MAX_PAYLOAD_BYTES, max_message_bytes)
 
     @property
     def num_partial(self) -> int:
         return len(self._partial)
+
+    def read(self, message: Buffer) -> list[Message]:
+        """What one whole WebSocket message completes. Every frame is checked before any of them counts.
+
+        Raises like `decode_frames` and `receive`. The payload of a message of one frame is a view of `message`.
+        """
+        if len(message) >= HEADER_BYTES and not self._partial:
+            # One frame that is one message, as nearly all are: the rules below, without the objects between.
+            stream, sequence, flags, high, low = HEADER.unpack_from(message)
+            size = high << 16 | low
+            is_whole = size + HEADER_BYTES == len(message) and size <= self._max_payload_bytes
+            if is_whole and flags <= MAX_FLAGS and ENDS_MESSAGE[flags]:
+                self.frames += 1
+                return [Message(stream, sequence, FLAGS[flags], memoryview(message)[HEADER_BYTES:])]
+        frames = decode_frames(message, self._max_payload_bytes)
+        self.frames += len(frames)
+        return [whole for frame in frames if (whole := self.receive(frame)) is not None]
 
     def receive(self, frame: Frame) -> Message | None:
         """The message that `frame` completes, or None. OversizeError and RemoteProtocolError close the connection.
@@ -100,7 +138,7 @@ class Assembler:
         size = len(frame.payload)
         held = self._partial.get(key)
         if held is None:
-            if frame.flags & _ENDS_MESSAGE or bands.is_seed(frame.stream_id):
+            if ENDS_MESSAGE[frame.flags] or bands.is_seed(frame.stream_id):
                 if size > self.max_message_bytes:
                     raise self._oversize(frame, size)
                 return Message(frame.stream_id, frame.sequence, frame.flags, frame.payload)
@@ -109,7 +147,7 @@ class Assembler:
                     f"{len(self._partial) + 1} unfinished messages: at most {self._max_partial_messages} are held"
                 )
             held = (bytearray(), Flags(0))
-        if frame.flags & Flags.VENT:
+        if IS_VENT[frame.flags]:
             self._drop(key)
             return Message(frame.stream_id, frame.sequence, frame.flags, frame.payload)
         if self.partial_bytes + size > self.max_message_bytes:

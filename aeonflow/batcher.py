@@ -58,18 +58,23 @@ class FlowSendBatcher:
         if is_single_frame(payload):
             self.send_frame(payload)
         else:
-            self._check_open()
+            if self._is_closed:
+                raise self._closed()
             self.flush()
             self._write_message(payload)
 
     def send_frame(self, packed: Buffer) -> None:
         """Queue what is known to be exactly one packed frame."""
-        self._check_open()
+        if self._is_closed:
+            raise self._closed()
         self.frames += 1
         size = len(packed)
         if not self.coalesce or size > self._max_bytes:
-            self.flush()
-            self._write_message(packed)
+            if self._waiting:
+                self.flush()
+            self.messages += 1
+            self.bytes += size
+            self._write(packed)
             return
         if self.waiting_bytes + size > self._max_bytes:
             self.flush()
@@ -103,6 +108,6 @@ class FlowSendBatcher:
         self.bytes += len(message)
         self._write(message)
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise LinkClosedError("the batcher is closed: nothing more is sent on this connection")
+    @staticmethod
+    def _closed() -> LinkClosedError:
+        return LinkClosedError("the batcher is closed: nothing more is sent on this connection")

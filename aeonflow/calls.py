@@ -60,8 +60,6 @@ class CallTable:
 
     def take(self, message: Message) -> bool:
         """True when `message` answers a call of ours, in flight or given up; it goes no further then."""
-        if message.sequence < FIRST_CALL_ID:
-            return False
         key = (message.stream, message.sequence)
         reply = self._pending.get(key)
         if reply is not None:

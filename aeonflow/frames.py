@@ -35,7 +35,12 @@ class Flags(IntFlag):
     POISON = 0x20
 
 
-_FLAGS = tuple(Flags(value) for value in range(RESERVED_FLAGS & -RESERVED_FLAGS))  # indexing beats calling the enum
+MAX_FLAGS = 0x3F
+
+# Operators of an IntFlag build a new member each time (0.7 µs); on the path of every message flags index these instead.
+FLAGS = tuple(Flags(value) for value in range(MAX_FLAGS + 1))
+ENDS_MESSAGE = tuple(bool(value & (Flags.FIN.value | Flags.VENT.value)) for value in range(MAX_FLAGS + 1))
+IS_VENT = tuple(bool(value & Flags.VENT.value) for value in range(MAX_FLAGS + 1))
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -56,7 +61,7 @@ def pack_header(stream_id: int, sequence: int, flags: int, payload_bytes: int) -
     """The 10 bytes before a payload of `payload_bytes`; every field is checked."""
     if payload_bytes > MAX_PAYLOAD_BYTES:
         raise FrameTooLargeError(f"payload of {payload_bytes:,} bytes: a frame holds at most {MAX_PAYLOAD_BYTES:,}")
-    if flags & ~0x3F:
+    if not 0 <= flags <= MAX_FLAGS:
         raise LocalProtocolError(f"flags {flags:#x}: bits 0x40 and 0x80 are reserved, a flag byte has no others")
     try:
         return HEADER.pack(stream_id, sequence, flags, payload_bytes >> 16, payload_bytes & 0xFFFF)
@@ -152,7 +157,7 @@ def _decode(view: memoryview, max_payload_bytes: int) -> tuple[list[Frame], int]
         end = at + HEADER_BYTES + length
         if end > size:
             break
-        frames.append(Frame(stream_id, sequence, _FLAGS[flags], view[at + HEADER_BYTES : end]))
+        frames.append(Frame(stream_id, sequence, FLAGS[flags], view[at + HEADER_BYTES : end]))
         at = end
     return frames, at
 

@@ -30,21 +30,17 @@ class Heart:
         self._beat = beat
         self._silent = silent
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = loop.time()
+        self.heard_at = loop.time()  # the link sets it whenever something arrives
         self._beat_due = 0.0
         self._due = 0.0
 
     @property
     def silence_s(self) -> float:
-        return self._loop.time() - self._heard_at
-
-    def heard(self) -> None:
-        """Something arrived from the peer."""
-        self._heard_at = self._loop.time()
+        return self._loop.time() - self.heard_at
 
     def start(self) -> None:
-        self.heard()
-        self._beat_due = self._heard_at + self._options.heartbeat_s
+        self.heard_at = self._loop.time()
+        self._beat_due = self.heard_at + self._options.heartbeat_s
         self._schedule()
 
     def stop(self) -> None:
@@ -53,14 +49,14 @@ class Heart:
             self._timer = None
 
     def _schedule(self) -> None:
-        self._due = min(self._beat_due, self._heard_at + self._options.silence_s)
+        self._due = min(self._beat_due, self.heard_at + self._options.silence_s)
         self._timer = self._loop.call_at(self._due, self._tick)
 
     def _tick(self) -> None:
         now = self._loop.time()
-        self._heard_at = min(now, self._heard_at + max(0.0, now - self._due))
-        if now - self._heard_at >= self._options.silence_s:
-            self._silent(now - self._heard_at)
+        self.heard_at = min(now, self.heard_at + max(0.0, now - self._due))
+        if now - self.heard_at >= self._options.silence_s:
+            self._silent(now - self.heard_at)
             return
         if now >= self._beat_due:
             self._beat_due = now + self._options.heartbeat_s

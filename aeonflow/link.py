@@ -17,7 +17,7 @@ from . import bands
 from .assembly import Assembler, Message, cut_message
 from .auth import Permission
 from .batcher import FlowSendBatcher
-from .calls import CallTable
+from .calls import FIRST_CALL_ID, CallTable
 from .errors import (
     AeonflowError,
     BadMessageError,
@@ -32,7 +32,7 @@ from .errors import (
     UnknownStreamError,
     from_code,
 )
-from .frames import MAX_PAYLOAD_BYTES, Buffer, Flags, decode_frames
+from .frames import IS_VENT, Buffer, Flags
 from .handshake import MAX_CONNECTION_MESSAGE_BYTES, check_limits, negotiate, read_connection_message
 from .heartbeat import Heart
 from .link_options import CLOSE_CODES, ORDERLY_CODES, LinkOptions, LinkStats
@@ -74,6 +74,7 @@ class Link:
         self.goodbye: Goodbye | None = None
         self._remote: Hello | None = None
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._wire = wire
         self._options = options
         self._on_open = on_open
@@ -85,12 +86,11 @@ class Link:
         self._opened.add_done_callback(lambda done: done.cancelled() or done.exception())  # only dialers await it
         self._calls = CallTable(self._loop, is_dialer=is_dialer)
         self._drained: list[asyncio.Future[None]] = []
-        self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)
-        self._max_payload_bytes = MAX_CONNECTION_MESSAGE_BYTES  # until hello has come
+        self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)  # until hello has come
         self._batcher = FlowSendBatcher(self._write, coalesce=options.coalesce, schedule=self._loop.call_soon)
         self._heart = Heart(self._loop, options, self._send_connection_message, self._silent)
         self._hello_timer = self._loop.call_later(options.handshake_s, self._hello_late)
-        wire.set_high_water(options.high_water_bytes)
+        wire.set_high_water(min(options.high_water_bytes, options.max_outbound_bytes))
         self._send_connection_message(hello)
         self._batcher.flush()
         wire.start(self)
@@ -136,7 +136,9 @@ class Link:
     def stats(self) -> LinkStats:
         """The counters as they are now; the same object each time."""
         stats = self._stats
-        stats.frames_sent = self._batcher.frames
+        batcher = self._batcher
+        stats.frames_sent, stats.messages_sent, stats.bytes_sent = batcher.frames, batcher.messages, batcher.bytes
+        stats.frames_received = self._assembler.frames
         stats.late_replies = self._calls.late_replies
         stats.delayed_messages, stats.delay_obtained_s = self._wire.delays()
         return stats
@@ -192,7 +194,7 @@ class Link:
         finally:
             timer.cancel()
             self._calls.end(stream, sequence)
-        if message.flags & Flags.VENT:
+        if IS_VENT[message.flags]:
             raise read_vent(message)
         return message
 
@@ -228,16 +230,12 @@ class Link:
         """One WebSocket message: every frame is checked and assembled before anything is delivered."""
         if self._is_closed:
             return
-        self._heart.heard()
+        self._heart.heard_at = self._time()
         stats = self._stats
         stats.messages_received += 1
         stats.bytes_received += len(message)
         try:
-            frames = decode_frames(message, self._max_payload_bytes)
-            stats.frames_received += len(frames)
-            receive = self._assembler.receive
-            complete = [whole for frame in frames if (whole := receive(frame)) is not None]
-            for whole in complete:
+            for whole in self._assembler.read(message):
                 self._deliver(whole)
         except AeonflowError as error:
             self._fail(error)
@@ -266,7 +264,7 @@ class Link:
             return
         if self._remote is None:
             raise RemoteProtocolError(f"stream {stream:04x} before hello: the first frame must be a hello")
-        if self._calls.take(message):
+        if message.sequence >= FIRST_CALL_ID and self._calls.take(message):
             return
         try:
             if self.permission == "forward" and stream not in bands.FORWARD_STREAMS:
@@ -319,8 +317,7 @@ class Link:
         check_limits(remote.limits)
         self._remote = remote
         self.limits = negotiate(self.local.limits, remote.limits)
-        self._assembler.max_message_bytes = self.limits.max_message_bytes
-        self._max_payload_bytes = min(MAX_PAYLOAD_BYTES, self.limits.max_message_bytes)
+        self._assembler.set_limit(self.limits.max_message_bytes)
         self._hello_timer.cancel()
         self._heart.start()
         if self._on_open is not None:
@@ -335,11 +332,12 @@ class Link:
     # Sending.
 
     def _write(self, message: Buffer) -> None:
-        self._stats.messages_sent += 1
-        self._stats.bytes_sent += len(message)
-        self._wire.send(message)
-        waiting_bytes = self._wire.waiting_bytes
-        if waiting_bytes > self._options.max_outbound_bytes and not self._is_closed:
+        wire = self._wire
+        wire.send(message)
+        if not wire.is_congested or self._is_closed:
+            return
+        waiting_bytes = wire.waiting_bytes
+        if waiting_bytes > self._options.max_outbound_bytes:
             self._fail(
                 OverloadedError(
                     f"{self.peer_url} does not read: {waiting_bytes:,} bytes waiting, "

@@ -43,6 +43,7 @@ class Wire(ABC):
 
     name: str  # "memory", "websockets" or "picows"
     peer_url: str
+    is_congested: bool = False  # more than the high-water mark is waiting
 
     @abstractmethod
     def start(self, receiver: Receiver) -> None:

@@ -124,6 +124,7 @@ class DelayedWire(Wire):
         if not self._is_closing:
             self._hold(_Held(message, (0, ""), *self._times()))
             self._held_bytes += len(message)
+            self._note_congestion()
 
     @property
     def waiting_bytes(self) -> int:
@@ -157,7 +158,7 @@ class DelayedWire(Wire):
             self._timing.call_at(held.due, self._loop, self._release)
 
     def _release(self) -> None:
-        was_above = self._held_bytes > self._high_water_bytes
+        was_congested = self.is_congested
         while self._held and self._held[0].due <= time.monotonic():
             held = self._held.popleft()
             if held.message is None:
@@ -167,8 +168,12 @@ class DelayedWire(Wire):
             self._obtained_s += time.monotonic() - held.handed_over
             self._held_bytes -= len(held.message)
             self._inner.send(held.message)
-        if was_above and self._receiver is not None and self._held_bytes <= self._high_water_bytes:
+        self._note_congestion()
+        if was_congested and not self.is_congested and self._receiver is not None:
             self._receiver.on_writable()
+
+    def _note_congestion(self) -> None:
+        self.is_congested = self._held_bytes > self._high_water_bytes or self._inner.is_congested
 
     def _on_lost(self) -> None:
         if not self._is_lost:

@@ -29,7 +29,7 @@ class MemoryWire(Wire):
         self._is_scheduled = False
         self._is_closing = False
         self._is_lost = False
-        self._is_above_high_water = False
+        self.is_congested = False
         self._high_water_bytes = HIGH_WATER_BYTES
 
     @staticmethod
@@ -48,7 +48,7 @@ class MemoryWire(Wire):
             return
         self._peer._put(message, len(message))
         if self._peer._inbox_bytes > self._high_water_bytes:
-            self._is_above_high_water = True
+            self.is_congested = True
 
     @property
     def waiting_bytes(self) -> int:
@@ -98,8 +98,8 @@ class MemoryWire(Wire):
             self._inbox_bytes -= len(item)
             receiver.on_data(item)
         peer = self._peer
-        if peer is not None and peer._is_above_high_water and self._inbox_bytes <= peer._high_water_bytes // 4:
-            peer._is_above_high_water = False
+        if peer is not None and peer.is_congested and self._inbox_bytes <= peer._high_water_bytes // 4:
+            peer.is_congested = False
             if peer._receiver is not None:
                 peer._receiver.on_writable()
         if self._inbox:

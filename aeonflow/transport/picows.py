@@ -113,9 +113,10 @@ class PicowsWire(Wire, picows.WSListener):
             self._receiver.on_lost(self._lost_error)
 
     def pause_writing(self) -> None:
-        """The waiting bytes are asked for where they matter; nothing to do."""
+        self.is_congested = True
 
     def resume_writing(self) -> None:
+        self.is_congested = False
         if self._receiver is not None:
             self._receiver.on_writable()
 

@@ -99,7 +99,11 @@ class WebSocketWire(Wire, asyncio.Protocol):
         if self._receiver is not None:
             self._receiver.on_lost(self._lost_error)
 
+    def pause_writing(self) -> None:
+        self.is_congested = True
+
     def resume_writing(self) -> None:
+        self.is_congested = False
         if self._receiver is not None:
             self._receiver.on_writable()
 

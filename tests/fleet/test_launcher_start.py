@@ -178,7 +178,7 @@ async def test_what_a_station_prints_is_kept_within_bounds(make_fleet: MakeFleet
         station = fleet.stations[0]
         assert station.state is StationState.READY
         await fleet.stop()  # until its last word is read
-        assert station.log_tail(2) == ("line 498", "line 499")
+        assert "line 499" in station.log_tail(3)  # stdout and stderr are two pipes: their order is not kept
         assert len(station.log_tail(10_000)) == 200
     assert "a library prints to stdout\n" in (tmp_path / "chatty.log").read_text()
 

@@ -18,14 +18,10 @@ _KNOWN_KEYS = {
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
     "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base",
 }  # fmt: skip
-_HARMLESS_KEYS = {
-    "tensor_data_layout",
-    "attention.causal",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-}
+_HARMLESS_KEYS = {"tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"}
 # Keys that change the arithmetic, with the values under which they do not.
 _NEUTRAL = {
+    "attention.causal": (True,),
     "expert_count": (0,),
     "expert_used_count": (0,),
     "rope.scaling.type": ("none",),

@@ -140,6 +140,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"llama.expert_count": 8}}, "llama.expert_count = 8"),
     ({"metadata": {"llama.rope.scaling.type": "yarn"}}, "llama.rope.scaling.type = 'yarn'"),
     ({"metadata": {"llama.attention.sliding_window": 4096}}, "llama.attention.sliding_window = 4096"),
+    ({"metadata": {"llama.attention.causal": False}}, "llama.attention.causal = False"),
     ({"metadata": {"llama.some_new_thing": 1}}, "llama.some_new_thing = 1"),
     ({"metadata": {"llama.attention.value_length": 8}}, "keys of 16 and values of 8"),
     ({"metadata": {"split.count": 3}}, "one of 3 parts"),

@@ -1,20 +1,37 @@
-"""One layer's KV cache: rows with their attend family, a recurrent state, and the cache wire."""
+"""One layer's state of one sequence: rows with their attend family, or a recurrent state, a ring, an O(1) overlay."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from .attend_family import AttendFamily
+from .barriers import Barriers
+from .errors import KvFormError, KvShapeError, RollbackError
+from .eviction import EvictionPolicy
+from .nystrom import OverlayShape, Rect
+from .overlay import Overlay, SealReport
+from .overlay_group import OverlayGroup
+from .recurrent import RecurrentState
+from .ring import BoundedRing, RingRope, RingSnapshot, RingWeights
 from .row_store import EXACT_SINKS
 from .streams import F32
-from .wire import LayerState, Record, RecordKind, export_record, parse_record
+from .wire import (
+    BoundedRecord,
+    FullRecord,
+    LayerState,
+    LinearRecord,
+    Record,
+    RecordKind,
+    export_record,
+    parse_record,
+)
 
 
 class LayerKvCache(AttendFamily):
-    """The state of one layer of one sequence.
+    """See the module, `LayerRows` for the options and `AttendFamily` for the reads.
 
-    Attributes of the layer, which `clear` and imports keep: `sinks`, `wire_kind`, `wire_layer`, `wire_identity`. Of
-    the sequence: `linear_state` and `linear_scratch` (f32).
+    Attributes of the layer, which `clear` and imports keep: `sinks`, `wire_kind`, `wire_layer`, `wire_identity`,
+    and the ring's size. A ring, a recurrent and a sealed layer store no rows: `seq_len` counts what they hold.
     """
 
     def __init__(
@@ -24,33 +41,271 @@ class LayerKvCache(AttendFamily):
         self.wire_kind = RecordKind.FULL
         self.wire_layer = 0
         self.wire_identity = 0
-        self.linear_state: F32 = np.zeros(0, np.float32)
-        self.linear_scratch: F32 = np.zeros(0, np.float32)
         self._linear_wire_allowed = True
+        self._recurrent = RecurrentState()
+        self._ring: BoundedRing | None = None
+        self._overlay: Overlay | None = None
         super().__init__(num_kv_heads, head_dim, mode, capacity, exact_recent=exact_recent, exact_sinks=exact_sinks)
 
-    def truncate_last(self, count: int) -> None:
-        """Drop the newest `count` rows and any scratch. Raises RollbackError below `rollback_floor`."""
-        super().truncate_last(count)
-        self.linear_scratch = np.zeros(0, np.float32)
+    # counters
 
-    def clear(self) -> None:
-        """Forget the sequence; sinks and what else belongs to the layer stay."""
-        self.linear_state = np.zeros(0, np.float32)
-        self.linear_scratch = np.zeros(0, np.float32)
-        super().clear()
+    @property
+    def seq_len(self) -> int:
+        """Rows stored: of a ring those it holds, of a sealed layer none."""
+        return self._store.rows if self._ring is None else len(self._ring)
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether rows are stored that grow without a bound of their own and may leave."""
+        is_own = self._ring is None and self._overlay is None and self.wire_kind is not RecordKind.LINEAR
+        return is_own and super().is_evictable
+
+    @property
+    def barriers(self) -> Barriers | None:
+        """The positions at which the layer changes form, or None."""
+        if self._overlay is not None and self._overlay.boundary is not None:
+            return Barriers(self._overlay.boundary)
+        return super().barriers
+
+    def room(self) -> int:
+        """Rows that a pass may append now without crossing a state barrier."""
+        boundary = self._overlay.boundary if self._overlay is not None and self._overlay.is_collecting else None
+        return super().room() if boundary is None else max(boundary - self.seq_len, 0)
 
     def memory_bytes(self) -> int:
         """Bytes of everything the sequence stores: `attention_bytes` + `recurrent_bytes`."""
         return self.attention_bytes() + self.recurrent_bytes()
 
     def attention_bytes(self) -> int:
-        """Bytes of rows, scales, columns and importance."""
-        return self.rows_bytes()
+        """Bytes of rows, scales, columns and importance, of a ring, and of an overlay with its scratch."""
+        ring = 0 if self._ring is None else self._ring.state_bytes
+        return self.rows_bytes() + ring + (0 if self._overlay is None else self._overlay.memory_bytes)
 
     def recurrent_bytes(self) -> int:
         """Bytes of the recurrent state and of its scratch."""
-        return self.linear_state.nbytes + self.linear_scratch.nbytes
+        return self._recurrent.stored_bytes
+
+    # rows
+
+    def append(self, k: F32, v: F32, alive: list[bool] | None = None) -> None:  # type: ignore[override]
+        """`LayerRows.append`. A layer whose seal failed ignores rows until it is cleared (`o1_error` says why)."""
+        if self.o1_error is not None:
+            return
+        self._require_rows("append")
+        super().append(k, v, alive)
+
+    def reserve(self, rows: int) -> int:
+        """`LayerRows.reserve`; refused where no rows are stored."""
+        self._require_rows("reserve")
+        return super().reserve(rows)
+
+    def _require_rows(self, what: str) -> None:
+        if self._ring is not None:
+            raise KvFormError(f"{what} on a ring of {self._ring.window} rows: use bounded_step")
+        if self.o1_sealed:
+            raise KvFormError(f"{what} on a layer sealed at O(1): use o1_step")
+
+    def truncate_last(self, count: int) -> None:
+        """Take back the newest `count` rows, and any scratch. Raises RollbackError for more than can be undone."""
+        count = min(count, self.pos_len)
+        if count and self.o1_sealed:
+            raise RollbackError(f"rollback of {count} rows of a layer sealed at O(1): resume from tokens")
+        if self.wire_kind is RecordKind.LINEAR:
+            if count > self._recurrent.undo_rows:
+                raise RollbackError(f"rollback of {count} recurrent rows: {self._recurrent.undo_rows} can be undone")
+            self._recurrent.take_back(count)
+            self._next -= count
+            return
+        if self._ring is not None:
+            self._ring.rollback(count)
+            self._next -= count
+        else:
+            super().truncate_last(count)
+            if self._overlay is not None:
+                self._overlay.truncate(self.seq_len)
+        self._recurrent.drop_scratch()
+
+    def clear(self) -> None:
+        """Forget the sequence; sinks, window, the ring's size and what else belongs to the layer stay."""
+        self._recurrent.reset()
+        self._overlay = None
+        if self._ring is not None:
+            self._ring.clear()
+        super().clear()
+
+    def trim_window_anchored(self, window: int, slack: int, align: int, anchor: int) -> int:
+        """`LayerRows.trim_window_anchored`; nothing to do for a ring or an overlay, which bound themselves."""
+        if self._ring is not None or self._overlay is not None:
+            return 0
+        return super().trim_window_anchored(window, slack, align, anchor)
+
+    def evict(self, keep: int, policy: EvictionPolicy) -> int:
+        """`LayerRows.evict`; layers that bound themselves are left alone."""
+        return super().evict(keep, policy) if self.is_evictable else 0
+
+    # recurrent state
+
+    @property
+    def linear_state(self) -> F32:
+        """The recurrent state, f32 [values]."""
+        return self._recurrent.state
+
+    @linear_state.setter
+    def linear_state(self, state: F32) -> None:
+        self._recurrent.state = np.asarray(state, np.float32).ravel()
+
+    @property
+    def linear_scratch(self) -> F32:
+        """States from before the rows that may be rejected, f32 [rows · values]."""
+        return self._recurrent.scratch
+
+    @linear_scratch.setter
+    def linear_scratch(self, scratch: F32) -> None:
+        self._recurrent.scratch = np.asarray(scratch, np.float32).ravel()
+
+    def linear_advance(self, states: F32, *, may_be_rejected: bool = False) -> None:
+        """The states after each row of a pass, f32 [rows, values]; with `may_be_rejected` those before are kept."""
+        self.wire_kind = RecordKind.LINEAR
+        self._recurrent.advance(np.asarray(states, np.float32), may_be_rejected=may_be_rejected)
+        self._next += len(states)
+
+    # ring
+
+    def install_bounded(self, window: int) -> None:
+        """Make this a ring of `window` rows, for good."""
+        self._ring = BoundedRing(self.num_kv_heads, self.head_dim, window)
+        self.wire_kind = RecordKind.BOUNDED
+
+    @property
+    def bounded(self) -> BoundedRing:
+        """The ring. Raises KvFormError on a layer without one."""
+        if self._ring is None:
+            raise KvFormError("this layer has no ring: install_bounded comes first")
+        return self._ring
+
+    def bounded_step(
+        self, q: F32, k: F32, v: F32, weights: RingWeights, rope: RingRope, scale: float, num_heads: int, out: F32
+    ) -> None:
+        """Insert raw k, v f32 [kv_heads · head_dim], then attend raw q [heads · head_dim] into `out`, in place."""
+        ring, shape = self.bounded, (self.num_kv_heads, self.head_dim)
+        self._heads_per_kv(num_heads)
+        ring.insert(np.asarray(k, np.float32).reshape(shape), np.asarray(v, np.float32).reshape(shape))
+        self._next = ring.seen
+        queries = np.asarray(q, np.float32).reshape(num_heads, self.head_dim)
+        out.reshape(queries.shape)[:] = ring.attend(queries, weights, rope, scale)
+
+    def bounded_snapshot(self) -> RingSnapshot:
+        return self.bounded.snapshot()
+
+    def bounded_restore(self, snapshot: RingSnapshot) -> None:
+        self.bounded.restore(snapshot)
+        self._next = snapshot.seen
+        self._new_generation()
+
+    # O(1) overlay
+
+    @property
+    def o1_sealed(self) -> bool:
+        return self._overlay is not None and self._overlay.is_sealed
+
+    @property
+    def o1_collecting(self) -> bool:
+        return self._overlay is not None and self._overlay.is_collecting
+
+    @property
+    def o1_error(self) -> str | None:
+        """Why the seal failed; only `clear` lifts it."""
+        return None if self._overlay is None else self._overlay.error
+
+    @property
+    def o1_report(self) -> SealReport | None:
+        """What the guard decided at the seal."""
+        return None if self._overlay is None else self._overlay.report
+
+    def o1_begin(
+        self, m: int, w: int, sink: int, rect: Rect | str = Rect.AGGREGATE, seal_at: int | None = None, *,
+        stride: int = 1, guarded: bool = True,
+    ) -> None:  # fmt: skip
+        """Collect queries from now on: the layer is empty. `seal_at` names the state barrier; None leaves the moment
+        to the caller. Unguarded, every head keeps its far field whether it helps or not."""
+        self._require_rows("o1_begin")
+        if self._next:
+            raise KvFormError(f"o1_begin at position {self._next}: an overlay begins on an empty layer")
+        self._overlay = Overlay(OverlayShape(m, w, sink, Rect(rect)), seal_at, stride, guarded)
+
+    def o1_push_q(self, q_all: F32) -> None:
+        """Rotated queries of the rows being appended, f32 [rows, heads · head_dim], one row if flat. Ignored unless
+        collecting."""
+        if self._overlay is not None and self._overlay.is_collecting:
+            self._overlay.push(np.atleast_2d(np.asarray(q_all, np.float32)))
+
+    def o1_boundary_crossed_by(self, count: int) -> bool:
+        """Whether `count` more rows would go past the boundary; ending on it does not."""
+        return self._overlay is not None and self._overlay.crosses(self.seq_len, count)
+
+    def o1_seal(self, num_heads: int) -> bool:
+        """Put landmarks in place of the rows, from max(requested, window + sink + 9) rows on; earlier the layer stays
+        exact. True once sealed. What makes it impossible empties the layer and is latched in `o1_error`."""
+        overlay = self._overlay
+        if overlay is None or not overlay.is_collecting:
+            return self.o1_sealed
+        rows, heads = self.seq_len, range(self.num_kv_heads)
+        if rows < max(overlay.boundary or 0, overlay.shape.seal_floor):
+            return False
+        is_dense = len(self._slots) == self.num_kv_heads
+        position = self._next
+        try:
+            overlay.check(rows, num_heads, self.num_kv_heads, self.head_dim, is_dense, self.mode)
+        except KvFormError as error:
+            overlay.fail(str(error))
+            position = 0
+        else:
+            overlay.seal([self.head_keys(h) for h in heads], [self.head_values(h) for h in heads], num_heads)
+        self._start(heads)
+        self._next = self._form_position = position
+        self._new_generation()
+        return overlay.is_sealed
+
+    def o1_step(self, q_all: F32, k_new: F32, v_new: F32, num_heads: int) -> F32:
+        """One row of a sealed layer: q f32 [heads · head_dim] rotated, k and v [kv_heads · head_dim] → like q, flat."""
+        if self._overlay is None or not self._overlay.is_sealed:
+            raise KvFormError("o1_step on a layer that is not sealed")
+        self._heads_per_kv(num_heads)
+        q = np.asarray(q_all, np.float32).reshape(num_heads, self.head_dim)
+        out = self._overlay.step(q, self._rows_of(k_new, "k")[0], self._rows_of(v_new, "v")[0])
+        self._next += 1
+        return out.ravel()
+
+    def o1_snapshot(self) -> tuple[int, list[OverlayGroup]]:
+        """A sealed layer's state, bit for bit."""
+        if self._overlay is None or not self._overlay.is_sealed:
+            raise KvFormError("o1_snapshot of a layer that is not sealed")
+        return self._next, self._overlay.snapshot()
+
+    def o1_restore(self, snapshot: tuple[int, list[OverlayGroup]]) -> None:
+        if self._overlay is None or not self._overlay.is_sealed:
+            raise KvFormError("o1_restore on a layer that is not sealed")
+        self._next, groups = snapshot
+        self._overlay.restore(groups)
+        self._new_generation()
+
+    def o1_recollect(self, k: F32, v: F32, q: F32, stride: int, rows: int) -> bool:
+        """Open a sealed layer again from rows kept elsewhere: k, v f32 [rows, kv_heads, head_dim], q its query trace,
+        one row in `stride`. The next seal is due at `rows`. False if the layer is not sealed."""
+        if self._overlay is None or not self._overlay.is_sealed:
+            return False
+        keys, values = self._rows_of(k, "k"), self._rows_of(v, "v")
+        trace = np.asarray(q, np.float32).reshape(-(-rows // max(stride, 1)), -1)
+        if len(keys) != rows or len(values) != rows:
+            raise KvShapeError(f"{len(keys)} rows of K and {len(values)} of V for {rows} rows")
+        overlay = Overlay(self._overlay.shape, rows, stride, self._overlay.guarded)
+        overlay.take_trace(trace, rows)
+        self._overlay = None
+        self._start(range(self.num_kv_heads))
+        self.append(keys, values)
+        self._overlay = overlay
+        self._new_generation()
+        return True
 
     # wire
 
@@ -59,24 +314,45 @@ class LayerKvCache(AttendFamily):
         self._linear_wire_allowed = allowed
 
     def _wire_state(self) -> LayerState:
+        is_linear = self.wire_kind is RecordKind.LINEAR
         return LayerState(
             kind=self.wire_kind, layer=self.wire_layer, identity=self.wire_identity, num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim, mode=self.mode, unversioned_allowed=self._linear_wire_allowed,
+            window=0 if self._ring is None else self._ring.window,
+            linear_size=self._recurrent.state.size if is_linear else 0,
         )  # fmt: skip
 
     def export_wire(self, f16: bool = False) -> bytes:
         """This layer's state as one record of the cache wire, version 2 (`docs/kv-cache.md`, *Cache wire*)."""
-        heads = range(self.num_kv_heads)
-        record = Record(
-            f16=f16, position=self._next, base=self._base, rows=self.seq_len, linear=self.linear_state,
-            importance=self.importance, k=[self.head_keys(h) for h in heads], v=[self.head_values(h) for h in heads],
-        )  # fmt: skip
+        if self._overlay is not None:
+            raise KvFormError("an O(1) overlay has no wire record: its landmarks cannot be undone")
+        record: Record
+        if self.wire_kind is RecordKind.LINEAR:
+            record = LinearRecord(f16, self._next, self._recurrent.state)
+        elif self.wire_kind is RecordKind.BOUNDED:
+            record = BoundedRecord(f16, self.bounded.seen, self.bounded.k, self.bounded.v)
+        else:
+            heads = range(self.num_kv_heads)
+            k, v = [self.head_keys(h) for h in heads], [self.head_values(h) for h in heads]
+            state = self._recurrent.state
+            record = FullRecord(f16, self._next, self._base, self.seq_len, state, self.importance, k, v)
         return export_record(self._wire_state(), record)
 
     def import_wire(self, data: bytes | bytearray | memoryview) -> None:
         """Become the state of a record. Everything is checked first: a refused record (RecordError) leaves the layer
-        untouched."""
+        untouched. Whatever the layer was in the midst of (scratch, overlay) is dropped."""
         record = parse_record(self._wire_state(), memoryview(data).cast("B"))
-        self.linear_scratch = np.zeros(0, np.float32)
-        self.linear_state = record.linear
-        self._take_rows(record.k, record.v, record.rows, record.base, record.importance)
+        self._overlay = None
+        self._recurrent.reset()
+        match record:
+            case FullRecord():
+                self._recurrent.state = record.linear
+                self._take_rows(record.k, record.v, record.rows, record.base, record.importance)
+            case LinearRecord():
+                self._start(range(self.num_kv_heads))
+                self._recurrent.state = record.state
+            case BoundedRecord():
+                self._start(range(self.num_kv_heads))
+                self.bounded.set_state(record.k, record.v, record.position)
+        self._next = record.position
+        self._new_generation()

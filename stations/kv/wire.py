@@ -24,6 +24,9 @@ MAGIC = b"CMFS"
 VERSION = 2
 HEADER = struct.Struct("<4sIQIBBHQ")
 FULL_HEAD = struct.Struct("<6I")
+BOUNDED_HEAD = struct.Struct("<5I")
+THREE = struct.Struct("<3I")
+BASE = struct.Struct("<Q")
 MAX_POSITION = 2**32 - 1  # positions are u32 on the wire between stations
 
 assert HEADER.size == 32
@@ -39,7 +42,8 @@ class RecordKind(IntEnum):
 
 
 class LayerState(NamedTuple):
-    """The layer a record comes from or is meant for."""
+    """The layer a record comes from or is meant for. `window`: rows of its ring, 0 without; `linear_size`: values of
+    its recurrent state, 0 while unknown."""
 
     kind: RecordKind
     layer: int
@@ -48,13 +52,15 @@ class LayerState(NamedTuple):
     head_dim: int
     mode: str
     unversioned_allowed: bool
+    window: int = 0
+    linear_size: int = 0
 
     @property
     def geometry(self) -> str:
         return f"{self.num_kv_heads}×{self.head_dim}"
 
 
-class Record(NamedTuple):
+class FullRecord(NamedTuple):
     """A full layer's content. k, v: one f32 [rows, head_dim] a KV head, [0, head_dim] for a dead one."""
 
     f16: bool
@@ -67,8 +73,51 @@ class Record(NamedTuple):
     v: list[F32]
 
 
+class LinearRecord(NamedTuple):
+    """A recurrent layer's state vector; f32 on the wire whatever `f16` says."""
+
+    f16: bool
+    position: int
+    state: F32
+
+
+class BoundedRecord(NamedTuple):
+    """A ring's k and v, f32 [kv_heads, window, head_dim]."""
+
+    f16: bool
+    position: int
+    k: F32
+    v: F32
+
+
+Record = FullRecord | LinearRecord | BoundedRecord
+
+
 def export_record(layer: LayerState, record: Record) -> bytes:
     """The record's bytes. Raises KvFormError for a state that the format does not describe."""
+    kind = layer.kind
+    match record:
+        case FullRecord():
+            _check_describable(layer, record)
+            kind = RecordKind.FULL_TAIL if record.base else kind
+            body = ([BASE.pack(record.base)] if record.base else []) + _full_body(layer, record)
+        case LinearRecord():
+            head = THREE.pack(layer.num_kv_heads, layer.head_dim, record.state.size)
+            body = [head, record.state.astype("<f4").tobytes()]
+        case BoundedRecord():
+            length, head_slot = min(record.position, layer.window), record.position % layer.window
+            body = [BOUNDED_HEAD.pack(layer.num_kv_heads, layer.head_dim, layer.window, length, head_slot)]
+            body += [_values_to_bytes(ring, record.f16) for ring in (record.k, record.v)]
+    return HEADER.pack(MAGIC, VERSION, layer.identity, layer.layer, kind, record.f16, 0, record.position) + b"".join(
+        body
+    )
+
+
+def _check_describable(layer: LayerState, record: FullRecord) -> None:
+    if layer.kind is not RecordKind.FULL:
+        raise KvFormError(
+            f"a layer of kind {layer.kind.name} has rows but no {layer.kind.name.lower()} state to export"
+        )
     if layer.mode not in ("f32", "f16"):
         raise KvFormError(f"KV mode {layer.mode} has no wire record: only F32 and F16 rows are described by it")
     if layer.mode == "f16" and not record.f16:
@@ -78,15 +127,9 @@ def export_record(layer: LayerState, record: Record) -> bytes:
             f"{record.rows} rows from position {record.base} do not reach depth {record.position}: an evicted cache"
             " has no wire record"
         )
-    kind = RecordKind.FULL_TAIL if layer.kind is RecordKind.FULL and record.base else layer.kind
-    pieces = [HEADER.pack(MAGIC, VERSION, layer.identity, layer.layer, kind, record.f16, 0, record.position)]
-    if kind is RecordKind.FULL_TAIL:
-        pieces.append(struct.pack("<Q", record.base))
-    pieces += _full_body(layer, record)
-    return b"".join(pieces)
 
 
-def _full_body(layer: LayerState, record: Record) -> list[bytes]:
+def _full_body(layer: LayerState, record: FullRecord) -> list[bytes]:
     head = (record.f16, record.rows, layer.num_kv_heads, layer.head_dim, len(record.linear), len(record.importance))
     pieces = [FULL_HEAD.pack(*head), record.linear.astype("<f4").tobytes(), record.importance.astype("<f4").tobytes()]
     for k, v in zip(record.k, record.v, strict=True):
@@ -142,7 +185,7 @@ class _Reader:
 
 
 def parse_record(layer: LayerState, data: memoryview) -> Record:
-    """A full layer's content from a versioned record, or from an unversioned body where that is allowed.
+    """A layer's content from a versioned record, or from an unversioned body where that is allowed.
 
     Raises RecordError for another version, kind, identity, layer or geometry, for anything cut short, left over,
     inconsistent or not finite.
@@ -151,9 +194,26 @@ def parse_record(layer: LayerState, data: memoryview) -> Record:
     if bytes(data[:4]) != MAGIC:
         if not layer.unversioned_allowed or layer.kind is not RecordKind.FULL:
             raise RecordError("an unversioned record carries no operator identity: only plain full layers accept one")
-        record = _parse_full(reader, layer, None, 0)
-        reader.end()
-        return record
+        record: Record = _parse_full(reader, layer, None, 0)
+    else:
+        kind, f16, position = _parse_header(reader, layer)
+        match kind:
+            case RecordKind.LINEAR:
+                record = _parse_linear(reader, layer, f16, position)
+            case RecordKind.BOUNDED:
+                record = _parse_bounded(reader, layer, f16, position)
+            case _:
+                base = reader.fields(BASE, "the base")[0] if kind is RecordKind.FULL_TAIL else 0
+                if kind is RecordKind.FULL_TAIL and not base:
+                    raise RecordError("a tail with base 0: a full record is expected")
+                record = _parse_full(reader, layer, f16, base)
+                if record.position != position:
+                    raise RecordError(f"header position {position} is not base {base} + {record.rows} rows")
+    reader.end()
+    return record
+
+
+def _parse_header(reader: _Reader, layer: LayerState) -> tuple[RecordKind, bool, int]:
     _, version, identity, index, kind, f16, reserved, position = reader.fields(HEADER, "the header")
     if version != VERSION:
         raise RecordError(f"cache wire version {version}: this is version {VERSION}")
@@ -167,22 +227,43 @@ def parse_record(layer: LayerState, data: memoryview) -> Record:
         raise RecordError(f"record kind {kind} does not match this layer's kind {layer.kind.name} ({layer.kind})")
     if position > MAX_POSITION:
         raise RecordError(f"position {position} is beyond {MAX_POSITION}")
-    base = reader.fields(struct.Struct("<Q"), "the base")[0] if kind == RecordKind.FULL_TAIL else 0
-    if kind == RecordKind.FULL_TAIL and not base:
-        raise RecordError("a tail with base 0: a full record is expected")
-    record = _parse_full(reader, layer, bool(f16), base)
-    if base + record.rows != position:
-        raise RecordError(f"header position {position} is not base {base} + {record.rows} rows")
-    reader.end()
-    return record
+    return RecordKind(kind), bool(f16), position
 
 
-def _parse_full(reader: _Reader, layer: LayerState, header_f16: bool | None, base: int) -> Record:
+def _check_geometry(layer: LayerState, heads: int, head_dim: int) -> None:
+    if (heads, head_dim) != (layer.num_kv_heads, layer.head_dim):
+        raise RecordError(f"the record is {heads}×{head_dim}, this layer is {layer.geometry}")
+
+
+def _parse_linear(reader: _Reader, layer: LayerState, f16: bool, position: int) -> LinearRecord:
+    heads, head_dim, size = reader.fields(THREE, "the body's head")
+    _check_geometry(layer, heads, head_dim)
+    if layer.linear_size and size != layer.linear_size:
+        raise RecordError(f"a recurrent state of {size} values, this layer's has {layer.linear_size}")
+    return LinearRecord(f16, position, reader.values(size, False, "the recurrent state"))
+
+
+def _parse_bounded(reader: _Reader, layer: LayerState, f16: bool, position: int) -> BoundedRecord:
+    heads, head_dim, window, length, head = reader.fields(BOUNDED_HEAD, "the body's head")
+    if (heads, window, head_dim) != (layer.num_kv_heads, layer.window, layer.head_dim) or not window:
+        raise RecordError(
+            f"the record's ring is {heads}×{window}×{head_dim}, this layer's"
+            f" {layer.num_kv_heads}×{layer.window}×{layer.head_dim}"
+        )
+    if (length, head) != (min(position, window), position % window):
+        raise RecordError(f"length {length} and head {head} do not fit position {position} in a ring of {window}")
+    count = heads * window * head_dim
+    k, v = (reader.values(count, f16, f"ring {name}").reshape(heads, window, head_dim) for name in ("K", "V"))
+    if k[:, length:].any() or v[:, length:].any():
+        raise RecordError(f"a ring of {length} rows has values behind them")
+    return BoundedRecord(f16, position, k, v)
+
+
+def _parse_full(reader: _Reader, layer: LayerState, header_f16: bool | None, base: int) -> FullRecord:
     flag, rows, heads, head_dim, num_linear, num_importance = reader.fields(FULL_HEAD, "the body's head")
     if flag > 1 or (header_f16 is not None and flag != header_f16):
         raise RecordError(f"f16 is {flag} in the body, {header_f16} in the header")
-    if (heads, head_dim) != (layer.num_kv_heads, layer.head_dim):
-        raise RecordError(f"the record is {heads}×{head_dim}, this layer is {layer.geometry}")
+    _check_geometry(layer, heads, head_dim)
     if layer.mode == "f16" and not flag:
         raise RecordError("an f32 record for an F16 cache: rows would be rounded a second time")
     if num_importance != rows:
@@ -203,4 +284,4 @@ def _parse_full(reader: _Reader, layer: LayerState, header_f16: bool | None, bas
             out.append(reader.values(count, bool(flag), f"{stream} of head {head}").reshape(-1, head_dim))
         if len(k[-1]) != len(v[-1]):
             raise RecordError(f"head {head} has {len(k[-1])} rows of K and {len(v[-1])} of V")
-    return Record(bool(flag), base + rows, base, rows, linear, importance, k, v)
+    return FullRecord(bool(flag), base + rows, base, rows, linear, importance, k, v)

@@ -6,6 +6,8 @@ from .errors import KvError, KvFormError, KvShapeError, RecordError, RollbackErr
 from .eviction import Born, EvictionPolicy, Recent, policy_named
 from .identity import operator_identity
 from .layer_cache import LayerKvCache
+from .nystrom import OverlayShape, Rect
+from .ring import RingRope, RingWeights
 from .wire import RecordKind
 
 __all__ = [
@@ -17,9 +19,13 @@ __all__ = [
     "KvFormError",
     "KvShapeError",
     "LayerKvCache",
+    "OverlayShape",
     "Recent",
     "RecordError",
     "RecordKind",
+    "Rect",
+    "RingRope",
+    "RingWeights",
     "RollbackError",
     "next_barrier",
     "operator_identity",

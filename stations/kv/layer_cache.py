@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .attend_family import AttendFamily
@@ -87,7 +89,7 @@ class LayerKvCache(AttendFamily):
 
     # rows
 
-    def append(self, k: F32, v: F32, alive: list[bool] | None = None) -> None:  # type: ignore[override]
+    def append(self, k: F32, v: F32, alive: Sequence[bool] | None = None) -> None:
         """`LayerRows.append`. A layer whose seal failed ignores rows until it is cleared (`o1_error` says why)."""
         if self.o1_error is not None:
             return

@@ -108,16 +108,11 @@ def export_record(layer: LayerState, record: Record) -> bytes:
             length, head_slot = min(record.position, layer.window), record.position % layer.window
             body = [BOUNDED_HEAD.pack(layer.num_kv_heads, layer.head_dim, layer.window, length, head_slot)]
             body += [_values_to_bytes(ring, record.f16) for ring in (record.k, record.v)]
-    return HEADER.pack(MAGIC, VERSION, layer.identity, layer.layer, kind, record.f16, 0, record.position) + b"".join(
-        body
-    )
+    header = HEADER.pack(MAGIC, VERSION, layer.identity, layer.layer, kind, record.f16, 0, record.position)
+    return header + b"".join(body)
 
 
 def _check_describable(layer: LayerState, record: FullRecord) -> None:
-    if layer.kind is not RecordKind.FULL:
-        raise KvFormError(
-            f"a layer of kind {layer.kind.name} has rows but no {layer.kind.name.lower()} state to export"
-        )
     if layer.mode not in ("f32", "f16"):
         raise KvFormError(f"KV mode {layer.mode} has no wire record: only F32 and F16 rows are described by it")
     if layer.mode == "f16" and not record.f16:

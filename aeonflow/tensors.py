@@ -62,7 +62,10 @@ class Want(IntEnum):
 
 
 GROW = 1  # bit 0 of the options byte: grow a draft from this pass
-_FIXED_BYTES = {DType.F32: 4, DType.U32: 4, DType.F16: 2, DType.BF16: 2}
+
+# Plain numbers for the hot path: comparing with a member of an enum, or making one, costs more than the check itself.
+_FIXED_BYTES: dict[int, int] = {int(DType.F32): 4, int(DType.U32): 4, int(DType.F16): 2, int(DType.BF16): 2}
+_LAST_KIND, _LAST_PORT, _LAST_WANT = int(Kind.SHADOW), int(Port.TOKEN), int(Want.NONE)
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -108,15 +111,14 @@ def options_byte(*, grow: bool = False, want: Want = Want.LAST, part: int = 0) -
 
 def data_bytes(dtype: int, dim0: int, dim1: int) -> int:
     """Bytes of a dim0 × dim1 tensor; raises BadTensorError for an unknown dtype or a width q8 cannot hold."""
-    try:
-        kind = DType(dtype)
-    except ValueError:
-        raise BadTensorError(f"dtype {dtype} is unknown; known are {[d.value for d in DType]}") from None
-    if kind is DType.Q8:
-        if dim1 % 32:
-            raise BadTensorError(f"q8 tensor of width {dim1}: the width must be a multiple of 32")
-        return dim0 * (dim1 // 32) * 34
-    return dim0 * dim1 * _FIXED_BYTES[kind]
+    value_bytes = _FIXED_BYTES.get(dtype)
+    if value_bytes is not None:
+        return dim0 * dim1 * value_bytes
+    if dtype != DType.Q8:
+        raise BadTensorError(f"dtype {dtype} is unknown; known are {[d.value for d in DType]}")
+    if dim1 % 32:
+        raise BadTensorError(f"q8 tensor of width {dim1}: the width must be a multiple of 32")
+    return dim0 * (dim1 // 32) * 34
 
 
 def pack_tensors(tensors: Sequence[Tensor]) -> list[bytes | bytearray | memoryview]:
@@ -145,13 +147,14 @@ def unpack_tensors(payload: bytes | bytearray | memoryview) -> list[Tensor]:
     The group (session, epoch, base, settled, first, rows, layer, kind, route) must agree between the tensors.
     """
     view = memoryview(payload)
+    total = len(view)
     tensors: list[Tensor] = []
     at = 0
-    while at < len(view):
+    while at < total:
         if len(tensors) == MAX_TENSORS:
             raise BadTensorError(f"more than {MAX_TENSORS} tensors in a message")
-        if len(view) - at < PREFIX_BYTES:
-            raise BadTensorError(f"tensor prefix cut short: {len(view) - at} of {PREFIX_BYTES} bytes")
+        if total - at < PREFIX_BYTES:
+            raise BadTensorError(f"tensor prefix cut short: {total - at} of {PREFIX_BYTES} bytes")
         (session, epoch, base, settled, first, rows, layer, kind, port, options, dtype, route, hop, ndim, dim0,
          dim1) = PREFIX.unpack_from(view, at)  # fmt: skip
         at += PREFIX_BYTES
@@ -159,15 +162,15 @@ def unpack_tensors(payload: bytes | bytearray | memoryview) -> list[Tensor]:
             raise BadTensorError(f"tensor of {ndim} dimensions: only 2 are allowed")
         if not dim0 or not dim1 or not rows:
             raise BadTensorError(f"tensor {dim0}x{dim1} of {rows} rows: no dimension may be 0")
-        if kind > Kind.SHADOW:
-            raise BadTensorError(f"kind {kind} is unknown; known are 0 to {Kind.SHADOW.value}")
-        if port > Port.TOKEN:
-            raise BadTensorError(f"port {port} is unknown; known are 0 to {Port.TOKEN.value}")
-        if options >> 1 & 3 > Want.NONE:
+        if kind > _LAST_KIND:
+            raise BadTensorError(f"kind {kind} is unknown; known are 0 to {_LAST_KIND}")
+        if port > _LAST_PORT:
+            raise BadTensorError(f"port {port} is unknown; known are 0 to {_LAST_PORT}")
+        if options >> 1 & 3 > _LAST_WANT:
             raise BadTensorError(f"options {options:#04x}: want 3 is unknown")
         size = data_bytes(dtype, dim0, dim1)
-        if size > len(view) - at:
-            raise BadTensorError(f"tensor {dim0}x{dim1} needs {size} bytes, {len(view) - at} follow")
+        if size > total - at:
+            raise BadTensorError(f"tensor {dim0}x{dim1} needs {size} bytes, {total - at} follow")
         data = view[at : at + size]
         at += size
         tensor = Tensor(session, epoch, base, settled, first, rows, layer, kind, port, options, dtype, route,

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aeonflow.tensors import Want
-
 from ..kernels.base import Backend, Span
 from ..kv.layer_cache import LayerKvCache
 from .queue import Job
@@ -33,7 +31,7 @@ class Batch:
         self.stage = stage
         self.jobs = jobs
         self.caches = caches  # of each job, layers stage.layer..stage.hi; empty for roles without
-        self.rows = sum(_rows_computed(job) for job in jobs)
+        self.rows = len(jobs[0].inputs[0]) if len(jobs) == 1 else sum(len(job.inputs[0]) for job in jobs)
         self.outputs: list[tuple[F32, ...]] = []
         self.poisoned: list[int] = []
         self.error: Exception | None = None
@@ -47,7 +45,9 @@ def compute(batch: Batch, backend: Backend) -> None:
     except Exception as error:  # whatever a kernel raises must reach the hosts, not end the compute thread
         batch.error = error
         return
-    is_finite = all(_is_finite(array) for array in outputs)
+    is_finite = True
+    for array in outputs:
+        is_finite = is_finite and _is_finite(array)
     if len(batch.jobs) == 1:
         batch.outputs = [outputs]
         if not is_finite:
@@ -55,7 +55,7 @@ def compute(batch: Batch, backend: Backend) -> None:
         return
     at = 0
     for index, job in enumerate(batch.jobs):
-        rows = _rows_computed(job)
+        rows = len(job.inputs[0])
         own = tuple(array[at : at + rows] for array in outputs)
         at += rows
         batch.outputs.append(own)
@@ -84,12 +84,6 @@ def _spans(batch: Batch, depth: int) -> list[Span]:
     return [
         Span(caches[depth], job.head.first, job.head.rows) for job, caches in zip(batch.jobs, batch.caches, strict=True)
     ]
-
-
-def _rows_computed(job: Job) -> int:
-    if job.stage.role == "head" and job.head.want == Want.LAST:
-        return 1
-    return job.head.rows
 
 
 def _stacked(jobs: list[Job], index: int) -> Array:

@@ -29,11 +29,12 @@ from aeonflow.messages import (
     encode,
 )
 
+from .arrivals import Arrivals
 from .counters import Counters
 from .limits import StationLimits
 from .outbox import Outbox
 from .outgoing import Caller
-from .passes import Passes
+from .queue import JobQueue
 from .routes import Routes
 from .session import Relation, Session
 from .sessions import SessionTable
@@ -52,7 +53,8 @@ class Control:
         limits: StationLimits,
         sessions: SessionTable,
         routes: Routes,
-        passes: Passes,
+        queue: JobQueue,
+        arrivals: Arrivals,
         outbox: Outbox,
         counters: Counters,
     ) -> None:
@@ -64,7 +66,8 @@ class Control:
         self._limits = limits
         self._sessions = sessions
         self._routes = routes
-        self._passes = passes
+        self._queue = queue
+        self._arrivals = arrivals
         self._outbox = outbox
         self._counters = counters
 
@@ -82,7 +85,7 @@ class Control:
         """Forget a session and what waits of it; `event` counts why."""
         self._counters.events[event] += 1
         self._sessions.close(session)
-        self._passes.drop_queued(session, "closed_drops", "is closed")
+        self._arrivals.drop_queued(session, "closed_drops", "is closed")
 
     def link_closed(self, link: int) -> None:
         """A host is gone: so are its sessions and routes."""
@@ -144,7 +147,7 @@ class Control:
         """Cancel and resume follow the rules of frames: newer is adopted, the same is fine, older changes nothing."""
         relation = session.relation(epoch, base)
         if relation is Relation.NEWER:
-            self._passes.adopt(session, epoch, base)
+            self._arrivals.adopt(session, epoch, base)
         elif relation is not Relation.CURRENT:
             raise BadMessageError(
                 f"epoch {epoch} base {base}: session {session.id} is in epoch {session.epoch} base {session.base}"
@@ -162,8 +165,8 @@ class Control:
         return {
             **self._counters.snapshot(),
             "sessions": len(sessions),
-            "queued_jobs": len(self._passes.queue),
-            "queued_bytes": self._passes.queue.num_bytes,
+            "queued_jobs": len(self._queue),
+            "queued_bytes": self._queue.num_bytes,
             "joins": sum(len(s.joins) for s in sessions),
             "join_bytes": self._sessions.join_gauge.num_bytes,
             "kv_bytes": sum(s.cached_bytes() for s in sessions),

@@ -35,10 +35,11 @@ class Emitter:
         """One output to the station at the edge's other end."""
         self._events["messages_forwarded"] += 1
         head, stage = job.head, job.stage
+        hop = head.hop + self._crossing
         prefix = PREFIX.pack(
             head.session, head.epoch, head.base, head.settled, head.first, head.rows, edge.layer, head.kind, edge.port,
-            head.options & _PASS_OPTIONS | stage.part << 3, 0, head.route, min(head.hop + self._crossing, MAX_HOP), 2,
-            array.shape[0], array.shape[1],
+            head.options & _PASS_OPTIONS | stage.part << 3, 0, head.route, hop if hop <= MAX_HOP else MAX_HOP, 2,
+            *array.shape,
         )  # fmt: skip
         self._outbox.put(ToStation(edge.url, edge.stream, (prefix, array.data.cast("B")), edge.flags, head.session))
 

@@ -13,11 +13,12 @@ from aeonflow.tensors import PREFIX_BYTES, DType, Port, Tensor, Want
 from ..kernels.base import vocab_range
 from ..models.card import ModelCard
 from .limits import StationLimits
-from .stages import INPUT_PORTS, CompiledRoute, Stage
+from .stages import CompiledRoute, Stage
 
 Array = npt.NDArray[Any]
 _F32 = np.dtype("<f4")
 _U32 = np.dtype("<u4")
+_IDS, _DTYPE_F32 = int(Port.IDS), int(DType.F32)  # plain numbers: comparing enums costs more than the check
 
 
 class Intake:
@@ -26,13 +27,10 @@ class Intake:
     def __init__(self, card: ModelCard, limits: StationLimits) -> None:
         self._card = card
         self._limits = limits
-        self._widths = {
-            Port.IDS: 1,
-            Port.X: card.hidden_size,
-            Port.N: card.hidden_size,
-            Port.H: card.hidden_size,
-            Port.U: card.ffn_size,
-        }
+        hidden = card.hidden_size
+        self._widths: dict[int, int] = {
+            _IDS: 1, int(Port.X): hidden, int(Port.N): hidden, int(Port.H): hidden, int(Port.U): card.ffn_size,
+        }  # fmt: skip
 
     def check_rows(self, head: Tensor, max_positions: int) -> None:
         """The pass must fit a message, the context and what the session reserved. BadTensorError."""
@@ -49,17 +47,17 @@ class Intake:
     def array(self, tensor: Tensor, stage: Stage) -> Array:
         """The rows of an input, a view of the message [rows, width]. BadTensorError for what the stage cannot take."""
         port = tensor.port
-        if port not in INPUT_PORTS[stage.role]:
-            taken = ", ".join(p.name for p in INPUT_PORTS[stage.role])
+        if port not in stage.inputs:
+            taken = ", ".join(Port(p).name for p in stage.inputs)
             raise BadTensorError(f"port {Port(port).name} at {stage.role}: it takes {taken}")
-        width = self._widths[Port(port)]
+        width = self._widths[port]
         if tensor.dim0 != tensor.rows or tensor.dim1 != width:
             raise BadTensorError(
                 f"{Port(port).name} of {tensor.dim0}x{tensor.dim1} for {stage.role}: {tensor.rows}x{width} is expected"
             )
-        if port == Port.IDS:
+        if port == _IDS:
             return self._ids(tensor)
-        if tensor.dtype != DType.F32:
+        if tensor.dtype != _DTYPE_F32:
             raise BadTensorError(f"{Port(port).name} as {DType(tensor.dtype).name}: this station takes F32")
         return np.ndarray((tensor.dim0, width), _F32, tensor.data)
 

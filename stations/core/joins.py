@@ -90,8 +90,13 @@ class Joins:
             return Part.WAITING
         del self._open[at]
         self._completed[key, kind] = first
-        parts = [part for part in join.parts if part is not None]
-        self._count(-sum(part.nbytes for part in parts))
+        num_bytes = 0
+        parts: list[Array] = []
+        for part in join.parts:
+            assert part is not None
+            num_bytes += part.nbytes
+            parts.append(part)
+        self._count(-num_bytes)
         return join.head, parts
 
     def clear(self) -> None:

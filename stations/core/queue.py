@@ -21,6 +21,7 @@ from .session import Session
 from .stages import CompiledRoute, Stage, StageKey
 
 Array = npt.NDArray[Any]
+_CANONICAL = int(Kind.CANONICAL)
 
 
 class Job:
@@ -43,7 +44,7 @@ class Job:
         self.head = head
         self.inputs = inputs
         self.caller = caller
-        self.num_bytes = 0
+        self.num_bytes = inputs[0].nbytes if len(inputs) == 1 else sum(array.nbytes for array in inputs)
 
 
 class JobQueue:
@@ -56,6 +57,7 @@ class JobQueue:
         self._decode: dict[StageKey, deque[Job]] = {}  # stages in the order they came to wait
         self._prefill: dict[StageKey, deque[Job]] = {}
         self._draft: dict[StageKey, deque[Job]] = {}
+        self._only: Job | None = None  # the job, while it is the only one: most batches never see a lane
         self._passed_over = 0
         self._length = 0
         self.num_bytes = 0
@@ -65,10 +67,22 @@ class JobQueue:
 
     def push(self, job: Job) -> None:
         """Put a job behind what waits at its stage."""
-        key, session = job.stage.key, job.session
-        if job.head.kind != Kind.CANONICAL:
+        self.num_bytes += job.num_bytes
+        self._length += 1
+        job.session.queued += 1
+        if self._length == 1:
+            self._only = job
+            return
+        if self._only is not None:
+            self._line_up(self._only)
+            self._only = None
+        self._line_up(job)
+
+    def _line_up(self, job: Job) -> None:
+        key, session, head = job.stage.key, job.session, job.head
+        if head.kind != _CANONICAL:
             lanes = self._draft
-        elif job.head.rows > self._max_decode_rows or key in session.prefills:
+        elif head.rows > self._max_decode_rows or key in session.prefills:
             lanes = self._prefill
             session.prefills[key] = session.prefills.get(key, 0) + 1
         else:
@@ -77,14 +91,14 @@ class JobQueue:
         if lane is None:
             lane = lanes[key] = deque()
         lane.append(job)
-        for array in job.inputs:
-            job.num_bytes += array.nbytes
-        self.num_bytes += job.num_bytes
-        self._length += 1
-        session.queued += 1
 
     def take(self) -> list[Job]:
         """The next batch, empty when nothing waits."""
+        only = self._only
+        if only is not None:
+            self._only = None
+            self._taken(only)
+            return [only]
         if self._decode and not (self._prefill and self._passed_over >= self._max_passed_over):
             key = next(iter(self._decode))
         elif self._prefill:
@@ -104,6 +118,9 @@ class JobQueue:
     def drop(self, is_void: Callable[[Job], bool]) -> list[Job]:
         """Remove and return the jobs for which `is_void` holds."""
         dropped: list[Job] = []
+        if self._only is not None:
+            self._line_up(self._only)
+            self._only = None
         for lanes in (self._decode, self._prefill, self._draft):
             for key in list(lanes):
                 void = [job for job in lanes[key] if is_void(job)]

@@ -64,14 +64,9 @@ class Stage(msgspec.Struct, frozen=True):
     edges: tuple[Edge, ...] | None
     joined_embeds: int  # parts of x that meet at this input; 0: x comes whole
     place: tuple[str, int]  # role and last layer, as Whereabouts names it
-
-    @property
-    def stream(self) -> int:
-        return bands.ROLE_STREAMS[self.role]
-
-    @property
-    def has_cache(self) -> bool:
-        return self.role in CACHE_ROLES
+    stream: int
+    inputs: tuple[int, ...]  # ports, as plain numbers: the hot path compares them
+    has_cache: bool
 
 
 class CompiledRoute(msgspec.Struct, frozen=True):
@@ -132,7 +127,20 @@ def _entries(role: str, lo: int, hi: int) -> list[tuple[int, int]]:
 def _stage(
     role: str, layer: int, hi: int, part: int, parts: int, edges: tuple[Edge, ...] | None, joined: int = 0
 ) -> Stage:
-    return Stage(role, layer, hi, part, parts, (role, layer, hi, part, parts), edges, joined, (role, hi))
+    return Stage(
+        role=role,
+        layer=layer,
+        hi=hi,
+        part=part,
+        parts=parts,
+        key=(role, layer, hi, part, parts),
+        edges=edges,
+        joined_embeds=joined,
+        place=(role, hi),
+        stream=bands.ROLE_STREAMS[role],
+        inputs=tuple(map(int, INPUT_PORTS[role])),
+        has_cache=role in CACHE_ROLES,
+    )
 
 
 def _add(stages: dict[tuple[int, int], tuple[Stage, ...]], stage: Stage) -> None:

@@ -26,19 +26,23 @@ from aeonflow.tensors import unpack_tensors
 from ..kernels.base import Backend
 from ..models.card import ModelCard
 from ..models.roles import RoleSpan
+from .arrivals import Arrivals
 from .batch import Batch, compute
 from .control import Control
 from .counters import Counters
+from .departures import Departures
 from .emit import Emitter
+from .failures import Failures
 from .intake import Intake
 from .limits import StationLimits, kv_row_bytes
 from .outbox import Outbox
 from .outgoing import Caller, Outgoing
-from .passes import Passes
+from .queue import JobQueue
 from .routes import Routes
 from .sessions import SessionTable
 
 _ROLES: dict[int, str] = {stream: role for stream, role in bands.STREAM_ROLES.items() if role != "ffn"}
+_IN_ERROR = int(Flags.VENT | Flags.POISON)
 _NOT_BUILT = {
     bands.FFN: "ffn slices",
     bands.KV_SLAB: "KV slabs",
@@ -79,19 +83,24 @@ class Station:
         self.take_outgoing: Callable[[], list[Outgoing]] = self._outbox.take
         self.sessions = SessionTable(limits, card.context_length, kv_row_bytes(card))
         self._routes = Routes(self.spans, card.num_layers, limits.max_routes)
-        self._passes = Passes(
-            backend, limits, Intake(card, limits), self.sessions, self._routes, self._outbox, self.counters,
-            Emitter(self._outbox, self.counters, 0 if in_process else 1),
+        self._queue = JobQueue(limits)
+        emitter = Emitter(self._outbox, self.counters, 0 if in_process else 1)
+        failures = Failures(self.sessions, self._outbox, self.counters)
+        self._arrivals = Arrivals(
+            self._queue, limits, Intake(card, limits), self.sessions, self._routes, self._outbox, self.counters,
+            emitter, failures,
         )  # fmt: skip
+        self._departures = Departures(self._queue, backend, self._arrivals, self.counters, emitter, failures)
         self._control = Control(
-            name, pid, now, limits, self.sessions, self._routes, self._passes, self._outbox, self.counters
-        )
-        self.next_batch: Callable[[], Batch | None] = self._passes.next_batch
+            name, pid, now, limits, self.sessions, self._routes, self._queue, self._arrivals, self._outbox,
+            self.counters,
+        )  # fmt: skip
+        self.next_batch: Callable[[], Batch | None] = self._departures.next_batch
 
     @property
     def queued(self) -> int:
         """Jobs that wait."""
-        return len(self._passes.queue)
+        return len(self._queue)
 
     @property
     def is_draining(self) -> bool:
@@ -126,8 +135,8 @@ class Station:
         """Take one message. Whatever it holds, nothing is raised: errors become VENTs or are counted."""
         self._events["messages_in"] += 1
         role = _ROLES.get(stream)
-        if role is not None and not flags & (Flags.VENT | Flags.POISON):
-            self._passes.receive(Caller(link, stream, sequence), role, payload, self._hosts[link], now)
+        if role is not None and not int(flags) & _IN_ERROR:
+            self._arrivals.receive(link, stream, sequence, role, payload, self._hosts[link], now)
         else:
             self._receive_other(Caller(link, stream, sequence), flags, payload, now)
 
@@ -138,7 +147,7 @@ class Station:
     def finish(self, batch: Batch, seconds: float) -> None:
         """Send on the outputs of a batch that took `seconds` to compute."""
         self.counters.computed(batch.stage.role, len(batch.jobs), batch.rows, seconds)
-        self._passes.finish(batch)
+        self._departures.finish(batch)
 
     def tick(self, now: float) -> None:
         """Once a second: expire idle sessions."""
@@ -165,7 +174,7 @@ class Station:
         elif flags & Flags.POISON:
             self._receive_poison(caller.link, is_host, flags, payload)
         elif flags & Flags.VENT:
-            self._passes.cancel_call(caller)
+            self._arrivals.cancel_call(caller)
         elif not is_host:
             self._events["bad_messages"] += 1
             self._outbox.refuse(caller, NotForYouError(f"stream {stream:04x}: a station's key permits forwarding only"))
@@ -196,4 +205,4 @@ class Station:
             self._events["stale_frames"] += 1
             return
         self._events["poisoned"] += 1
-        self._passes.poison(session)
+        self._arrivals.poison(session)

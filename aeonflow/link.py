@@ -38,6 +38,7 @@ from .heartbeat import Heart
 from .link_options import CLOSE_CODES, ORDERLY_CODES, LinkOptions, LinkStats
 from .messages import Goodbye, Heartbeat, Hello, Limits, Vent, decode_vent, encode
 from .transport.base import Wire
+from .turn import turn_of
 
 logger = logging.getLogger("aeonflow.link")
 
@@ -75,6 +76,7 @@ class Link:
         self._remote: Hello | None = None
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
+        self._turn = turn_of(self._loop)
         self._wire = wire
         self._options = options
         self._on_open = on_open
@@ -87,7 +89,7 @@ class Link:
         self._calls = CallTable(self._loop, is_dialer=is_dialer)
         self._drained: list[asyncio.Future[None]] = []
         self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)  # until hello has come
-        self._batcher = FlowSendBatcher(self._write, coalesce=options.coalesce, schedule=self._loop.call_soon)
+        self._batcher = FlowSendBatcher(self._write, coalesce=options.coalesce, schedule=self._turn.schedule)
         self._heart = Heart(self._loop, options, self._send_connection_message, self._silent)
         self._hello_timer = self._loop.call_later(options.handshake_s, self._hello_late)
         wire.set_high_water(min(options.high_water_bytes, options.max_outbound_bytes))
@@ -234,11 +236,14 @@ class Link:
         stats = self._stats
         stats.messages_received += 1
         stats.bytes_received += len(message)
+        self._turn.begin()
         try:
             for whole in self._assembler.read(message):
                 self._deliver(whole)
         except AeonflowError as error:
             self._fail(error)
+        finally:
+            self._turn.end()
 
     def on_fault(self, error: AeonflowError, close_code: int) -> None:
         self._fail(error, close_code)

@@ -23,6 +23,7 @@ from aeonflow.errors import (
 from aeonflow.link import Link
 from aeonflow.transport.base import cut_reason
 from aeonflow.transport.memory import MemoryWire
+from aeonflow.turn import turn_of
 
 from .peers import CALM, WAIT_S, Recorder, hello, hold_up_reading, linked, read_again
 
@@ -116,6 +117,53 @@ async def test_a_poison_flag_reaches_the_handler() -> None:
         pair.client.send(ATTN, 1, b"row", Flags.FIN | Flags.POISON)
         (message,) = await pair.at_server.count(1)
         assert message.flags == Flags.FIN | Flags.POISON
+
+
+async def test_what_a_handler_sends_leaves_when_its_reader_is_done_as_one_message() -> None:
+    async with linked(MEMORY) as pair, linked(MEMORY) as next_pair:
+        sent: list[int] = []
+
+        def forward(message: Message) -> None:
+            for n in range(3):
+                next_pair.client.send(ATTN, n, message.payload)
+            sent.append(next_pair.client.waiting_bytes)
+
+        pair.server.on_message = forward
+        before = next_pair.client.stats.messages_sent
+        pair.client.send(ATTN, 1, b"x")
+        pair.client.send(ATTN, 2, b"x")
+        await next_pair.at_server.count(6)
+        assert sent == [3 * 11, 6 * 11]
+        assert next_pair.client.stats.messages_sent == before + 1
+
+
+def test_each_loop_has_a_turn_of_its_own() -> None:
+    one, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    try:
+        assert turn_of(one) is turn_of(one)
+        assert turn_of(one) is not turn_of(other)
+    finally:
+        one.close()
+        other.close()
+
+
+async def test_a_connection_that_fails_to_send_keeps_nothing_back_on_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    turn, sent = turn_of(asyncio.get_running_loop()), []
+
+    def fail() -> None:
+        raise OSError("no buffer space")
+
+    turn.begin()
+    turn.begin()
+    turn.schedule(fail)
+    turn.schedule(lambda: sent.append("the other's"))
+    turn.end()
+    assert sent == []
+    turn.end()
+    assert sent == ["the other's"]
+    assert "no buffer space" in caplog.text
 
 
 async def test_the_reason_of_a_hello_that_never_comes_names_the_wait() -> None:

@@ -26,6 +26,7 @@ from .cache import CompileCache
 from .helpers import Helpers
 from .loader import LoadedUnits
 from .model_records import I64, ModelRecords, part_records
+from .numerics import numerics_id
 from .target import current_target
 from .units import ATTEND, LAYERS, lookup_unit, units_of
 from .workspace import Workspace
@@ -39,7 +40,10 @@ class FastKernels:
 
     name = "fast"
 
-    def __init__(self, weights: Weights, roles: Iterable[RoleSpan], threads: int, cache: CompileCache) -> None:
+    def __init__(
+        self, weights: Weights, roles: Iterable[RoleSpan], threads: int, cache: CompileCache,
+        units: LoadedUnits | None = None,
+    ) -> None:  # fmt: skip
         if not 1 <= threads <= MAX_THREADS:
             raise KernelError(f"{threads} threads: the fast kernels take 1 to {MAX_THREADS}")
         self._card = weights.card
@@ -47,13 +51,15 @@ class FastKernels:
         self.records = ModelRecords(weights, self._roles)
         lookups = [] if self.records.embedding is None else [self.records.embedding.kind]
         names = units_of(self.records.kinds, lookups)
-        cache.ensure(names)
-        self.units = LoadedUnits(cache, names)
+        if units is None:
+            cache.ensure(names)
+            units = LoadedUnits(cache, names)
+        self.units = units
         self.records.link(self.units)
         self._execute = self.units.function(LAYERS)
         self._lookup = self.units.function(lookup_unit(lookups[0])) if lookups else None
         self._workspace = Workspace(self._card, self.units.address(ATTEND), threads - 1)
-        self._helpers = Helpers(threads - 1, self._workspace.pool, self._workspace.record, self._execute)
+        self._helpers = Helpers(threads - 1, self._workspace, self._execute)
         self._num_helpers = threads - 1
         self._rotary = RotaryTable(self._card.rope)
         self._call = np.zeros(f.CALL_FIELDS, np.int64)
@@ -216,7 +222,7 @@ class FastKernels:
         if helpers:
             if self._pinned and self._helpers.is_settled:
                 self._pinned.clear()
-            self._helpers.begin()
+            self._helpers.start()
         status = self._execute(self._workspace.record, self._call_address)
         if status:
             raise KernelError(f"compiled code failed with status {status} in operation {op}")
@@ -239,7 +245,7 @@ class FastBackend(FastKernels):
         settings = os.environ if environment is None else environment
         cache = CompileCache(cache_folder(settings), current_target(settings), settings)
         super().__init__(weights, roles, threads, cache)
-        self.numerics_id = ""
+        self.numerics_id = numerics_id(self.units, cache)
 
 
 def _trimmed(rows: F32, width: int) -> F32:

@@ -34,7 +34,7 @@ WORK_FIELDS = 32  # WORK_EPS and WORK_SCALE hold f32 bits
     CALL_SPANS, CALL_NUM_SPANS, CALL_PARTS, CALL_NORM,
 ) = range(13)  # fmt: skip
 CALL_FIELDS = 16
-OP_ATTN, OP_GATE_UP, OP_DOWN, OP_BLOCK, OP_HEAD, OP_HELP = range(6)
+OP_ATTN, OP_GATE_UP, OP_DOWN, OP_BLOCK, OP_HEAD, OP_HELP, OP_START, OP_QUIT = range(8)
 
 # JOB: work cut into chunks. Output: rows of `width` bytes; a chunk is OUTER_ROWS rows × INNER_BYTES of them.
 (
@@ -55,9 +55,11 @@ JOB_PREPARE, JOB_PRODUCT, JOB_GATE_UP, JOB_ATTEND = range(4)
 # POOL: what the threads of a backend share; words that threads write lie on cache lines of their own
 POOL_CLAIM = 0  # sequence number << 28 | chunks << 14 | next chunk
 POOL_ACTIVE = 8  # 1 while helpers shall look for work
+POOL_QUIT = 9  # 1: helpers return
 POOL_HELPERS, POOL_SEQUENCE, POOL_FLAGS, POOL_STOLEN = 16, 17, 18, 19
 POOL_JOB = 24  # a JOB record
-POOL_SLOTS = 48  # a cache line for each helper: what it holds, then its scratch
+POOL_MUTEX, POOL_CONDITION = 48, 56  # of the C library, at most 64 bytes each: where helpers sleep between calls
+POOL_SLOTS = 64  # a cache line for each helper: what it holds, then the addresses of its stage and scratch
 POOL_LINE = 8
 MAX_HELPERS = 7
 POOL_FIELDS = POOL_SLOTS + POOL_LINE * MAX_HELPERS

@@ -14,7 +14,7 @@ from . import fields as f
 from .jobs import set_output
 from .limits import ATTEND_ROWS, CHUNK_BYTES, MAX_QUERIES, MAX_TILE_ROWS, ROWS_AT_ONCE
 from .machine import atomic_store, field, load_f32, set_field
-from .pool import help_out, run_job
+from .pool import help_out, run_job, start_pool, wake_helpers
 from .product import JIT, tile_rows
 from .rope import rotate_and_store
 from .rows import copy_row, norm_row
@@ -23,6 +23,7 @@ from .rows import copy_row, norm_row
 _NONE, _WHOLE, _SEGMENTED = np.int64(0), np.int64(1), np.int64(NUM_SEGMENTS)
 _PRODUCT, _GATE_UP = np.int64(f.JOB_PRODUCT), np.int64(f.JOB_GATE_UP)
 _PREPARE, _ATTEND = np.int64(f.JOB_PREPARE), np.int64(f.JOB_ATTEND)
+_ACTIVE, _QUIT = np.int64(f.POOL_ACTIVE), np.int64(f.POOL_QUIT)
 _TILE_ROWS, _ROWS_AT_ONCE = np.int64(MAX_TILE_ROWS), np.int64(ROWS_AT_ONCE)
 SHARE_MACS = 1 << 19  # a chunk is at most so many multiply-adds where threads share a job: 10 to 20 µs
 
@@ -217,12 +218,24 @@ def _call_head(work, call):
 
 @njit(**JIT)
 def execute(work, call):
-    """Carry out one call; helpers of the pool may join while it lasts."""
+    """Carry out one call; where POOL_HELPERS says so, helpers take part in it."""
     op = field(call, f.CALL_OP)
     pool = field(work, f.WORK_POOL)
-    if op == f.OP_HELP:
+    if op == f.OP_START:
+        start_pool(pool)
+    elif op == f.OP_QUIT:
+        wake_helpers(pool, _QUIT)
+    elif op == f.OP_HELP:
         help_out(pool, field(call, f.CALL_ROWS))
-        return
+    else:
+        if field(pool, f.POOL_HELPERS) > 0:
+            wake_helpers(pool, _ACTIVE)
+        _compute(work, call, op)
+        atomic_store(pool + f.POOL_ACTIVE * 8, 0)
+
+
+@njit(**JIT)
+def _compute(work, call, op):
     if op == f.OP_ATTN:
         _call_attn(work, call)
     elif op == f.OP_GATE_UP:
@@ -233,4 +246,3 @@ def execute(work, call):
         _call_block(work, call)
     elif op == f.OP_HEAD:
         _call_head(work, call)
-    atomic_store(pool + f.POOL_ACTIVE * 8, 0)

@@ -34,10 +34,16 @@ class LoadedUnits:
             self._libraries.append(library)
             self._addresses[name] = library[symbol]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._addresses)
+
     def address(self, name: str) -> int:
         return self._addresses[name]
 
     def function(self, name: str) -> Callable[..., int]:
         """A unit as a callable on ints; it releases the GIL. Returns numba's status, 0 for success."""
         prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * unit(name).num_arguments)
-        return prototype(self._addresses[name])
+        function = prototype(self._addresses[name])
+        function.units = self  # type: ignore[attr-defined]  # the code goes when its library does
+        return function

@@ -5,6 +5,8 @@ Sequentially consistent where it says atomic: the claims of `pool.py` rest on it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -187,3 +189,26 @@ def monotonic_ns(typing):
         return builder.add(builder.mul(seconds, const_i64(1_000_000_000)), nanoseconds)
 
     return I(), codegen
+
+
+def _library_call(name: str, num_pointers: int) -> Callable[..., None]:
+    @intrinsic
+    def call(typing, first, second):
+        """A function of the C library on one or two addresses (null for 0)."""
+
+        def codegen(context, builder, signature, args):
+            pointers = [_pointer(builder, a) for a in args[:num_pointers]]
+            Emitter(builder).call(name, I32, *pointers)
+            return context.get_dummy_value()
+
+        return types.void(I, I), codegen
+
+    return call
+
+
+mutex_init = _library_call("pthread_mutex_init", 2)
+mutex_lock = _library_call("pthread_mutex_lock", 1)
+mutex_unlock = _library_call("pthread_mutex_unlock", 1)
+condition_init = _library_call("pthread_cond_init", 2)
+condition_wait = _library_call("pthread_cond_wait", 2)
+condition_broadcast = _library_call("pthread_cond_broadcast", 1)

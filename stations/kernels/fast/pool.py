@@ -2,9 +2,11 @@
 
 The calling thread publishes a job; it and the helpers claim chunks by compare-and-swap. A helper computes into its own
 scratch and copies the result only if the chunk is still its own: the caller, having run out of chunks and waited for
-twice its own time, takes over a chunk whose helper was put aside by the system, and the helper drops it later. So a
-helper may resume at any time: what it reads then is stale, but memory that exists, and nothing of it is kept. The
-caller waits only for copies that have begun.
+twice what one takes it, takes over a chunk whose helper was put aside by the system, and the helper drops it later.
+So a helper may resume at any time: what it reads then is stale, but memory that exists, and nothing of it is kept.
+The caller waits only for copies that have begun, and gives up its core for nothing else.
+
+Between calls helpers spin a moment, then sleep on a condition of the C library, without Python's lock.
 
 Words: claim = sequence << 28 | chunks << 14 | next. A helper's slot = sequence << 28 | chunk << 2 | phase, or 0. The
 slot is written before the claim, and the job's record is copied before the slot is read again: a slot that still says
@@ -21,10 +23,13 @@ from .fields import (
     JOB_FIELDS,
     POOL_ACTIVE,
     POOL_CLAIM,
+    POOL_CONDITION,
     POOL_FLAGS,
     POOL_HELPERS,
     POOL_JOB,
     POOL_LINE,
+    POOL_MUTEX,
+    POOL_QUIT,
     POOL_SEQUENCE,
     POOL_SLOTS,
     POOL_STOLEN,
@@ -34,9 +39,15 @@ from .machine import (
     atomic_load,
     atomic_store,
     compare_and_swap,
+    condition_broadcast,
+    condition_init,
+    condition_wait,
     copy_bytes,
     field,
     monotonic_ns,
+    mutex_init,
+    mutex_lock,
+    mutex_unlock,
     set_field,
     spin_pause,
     stack_bytes,
@@ -45,11 +56,28 @@ from .machine import (
 from .product import JIT
 
 WORKING, COMMITTING, STOLEN = 1, 2, 3
-SPIN_NS = 20_000  # a wait spins so long, then gives up the core at each turn
-PATIENCE_NS = 2_000  # added to twice the caller's own time a chunk before it takes one over
+SPIN_NS = 20_000  # the longest spin of any wait
+PATIENCE_NS = 2_000  # added to twice the caller's time for a chunk before it takes one over
 _MASK = (1 << 14) - 1
 _JOB_BYTES = JOB_FIELDS * 8
 _DIRECT, _STAGED = np.int64(1), np.int64(0)  # typed: numba would compile the callee for each literal
+
+
+@njit(**JIT)
+def start_pool(pool):
+    """Make the place where helpers sleep; once, before any helper."""
+    mutex_init(pool + POOL_MUTEX * 8, 0)
+    condition_init(pool + POOL_CONDITION * 8, 0)
+
+
+@njit(**JIT)
+def wake_helpers(pool, word):
+    """Set POOL_ACTIVE or POOL_QUIT, and wake who sleeps."""
+    mutex = pool + POOL_MUTEX * 8
+    mutex_lock(mutex, 0)
+    atomic_store(pool + word * 8, 1)
+    condition_broadcast(pool + POOL_CONDITION * 8, 0)
+    mutex_unlock(mutex, 0)
 
 
 @njit(**JIT)
@@ -65,9 +93,9 @@ def run_job(pool, scratch, stage):
     set_field(pool, POOL_SEQUENCE, sequence)
     flags = field(pool, POOL_FLAGS)
     claim = pool + POOL_CLAIM * 8
-    started = monotonic_ns()
     atomic_store(claim, sequence << 28 | count << 14)
     own = 0
+    time, quickest = monotonic_ns(), SPIN_NS
     while True:
         word = atomic_load(claim)
         chunk = word & _MASK
@@ -77,27 +105,29 @@ def run_job(pool, scratch, stage):
             run_chunk(job, chunk, _DIRECT, _DIRECT, scratch)
             atomic_store(flags + chunk * 8, sequence)
             own += 1
+            now = monotonic_ns()
+            quickest = min(quickest, now - time)
+            time = now
     if own < count:
-        now = monotonic_ns()
-        deadline = now + 2 * (now - started) // max(own, 1) + PATIENCE_NS
-        _await_chunks(pool, sequence, count, now, deadline, scratch, stage)
+        _await_chunks(pool, sequence, count, min(2 * quickest + PATIENCE_NS, SPIN_NS), scratch, stage)
 
 
 @njit(**JIT)
-def _await_chunks(pool, sequence, count, now, deadline, scratch, stage):
+def _await_chunks(pool, sequence, count, patience, scratch, stage):
     """Wait until every chunk's flag shows this job, taking over those that are late."""
     flags = field(pool, POOL_FLAGS)
     job = pool + POOL_JOB * 8
+    since = monotonic_ns()
     for chunk in range(count):
         while atomic_load(flags + chunk * 8) != sequence:
             spin_pause()
-            time = monotonic_ns()
-            if time > now + SPIN_NS:
-                yield_core()
-            if time > deadline and _steal(pool, sequence, chunk):
+            waited = monotonic_ns() - since
+            if waited > patience and _steal(pool, sequence, chunk):
                 run_chunk(job, chunk, _STAGED, stage, scratch)
                 copy_chunk(job, chunk, stage)
                 atomic_store(flags + chunk * 8, sequence)
+            elif waited > 2 * SPIN_NS:  # its copy has begun
+                yield_core()
 
 
 @njit(**JIT)
@@ -114,8 +144,23 @@ def _steal(pool, sequence, chunk):
 
 @njit(**JIT)
 def help_out(pool, helper):
-    """A helper's life inside one call: take chunks until the caller ends the call."""
-    slot = pool + (POOL_SLOTS + helper * POOL_LINE) * 8
+    """A helper's life: take chunks during calls, sleep between them, until the pool is ended."""
+    mutex, condition = pool + POOL_MUTEX * 8, pool + POOL_CONDITION * 8
+    active = pool + POOL_ACTIVE * 8
+    while atomic_load(pool + POOL_QUIT * 8) == 0:
+        idle_since = monotonic_ns()
+        while atomic_load(active) == 0 and monotonic_ns() < idle_since + SPIN_NS:
+            spin_pause()
+        mutex_lock(mutex, 0)
+        while atomic_load(active) == 0 and atomic_load(pool + POOL_QUIT * 8) == 0:
+            condition_wait(condition, mutex)
+        mutex_unlock(mutex, 0)
+        _help_call(pool, pool + (POOL_SLOTS + helper * POOL_LINE) * 8)
+
+
+@njit(**JIT)
+def _help_call(pool, slot):
+    """Take chunks for as long as the call lasts."""
     flags = field(pool, POOL_FLAGS)
     claim = pool + POOL_CLAIM * 8
     job = stack_bytes(_JOB_BYTES)

@@ -13,6 +13,7 @@ from .link import Link
 from .link_options import LinkOptions, LinkStats
 from .messages import Goodbye, Heartbeat, Hello, Limits, Vent
 from .transport.choice import new_event_loop
+from .vents import read_vent
 
 __all__ = [
     "Flags",
@@ -34,6 +35,7 @@ __all__ = [
     "connect",
     "memory_pair",
     "new_event_loop",
+    "read_vent",
     "serve",
     "station_key",
 ]

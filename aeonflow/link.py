@@ -11,8 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-import msgspec
-
 from . import bands
 from .assembly import Assembler, Message, cut_message
 from .auth import Permission
@@ -20,8 +18,6 @@ from .batcher import FlowSendBatcher
 from .calls import FIRST_CALL_ID, CallTable
 from .errors import (
     AeonflowError,
-    BadMessageError,
-    CallError,
     CancelledCallError,
     DeadlineError,
     LinkClosedError,
@@ -36,9 +32,10 @@ from .frames import IS_VENT, Buffer, Flags
 from .handshake import MAX_CONNECTION_MESSAGE_BYTES, check_limits, negotiate, read_connection_message
 from .heartbeat import Heart
 from .link_options import CLOSE_CODES, ORDERLY_CODES, LinkOptions, LinkStats
-from .messages import Goodbye, Heartbeat, Hello, Limits, Vent, decode_vent, encode
+from .messages import Goodbye, Heartbeat, Hello, Limits, Vent, encode
 from .transport.base import Wire
 from .turn import turn_of
+from .vents import error_to_tell, read_vent
 
 logger = logging.getLogger("aeonflow.link")
 
@@ -96,8 +93,6 @@ class Link:
         self._send_connection_message(hello)
         self._batcher.flush()
         wire.start(self)
-
-    # What the users of a link call.
 
     @property
     def remote(self) -> Hello:
@@ -226,8 +221,6 @@ class Link:
         """Wait for the peer's hello; raises why there was none."""
         await asyncio.shield(self._opened)
 
-    # What the wire calls.
-
     def on_data(self, message: Buffer) -> None:
         """One WebSocket message: every frame is checked and assembled before anything is delivered."""
         if self._is_closed:
@@ -284,16 +277,12 @@ class Link:
 
     def _vent_for(self, message: Message, error: Exception) -> None:
         """Turn what a handler raised into a VENT. A VENT is never answered with one, nor is a seed."""
-        if isinstance(error, msgspec.MsgspecError):
-            error = BadMessageError(f"message on stream {message.stream:04x} does not decode: {error}")
-        elif not isinstance(error, AeonflowError):
-            logger.error("handler of stream %04x failed", message.stream, exc_info=error)
-            error = AeonflowError(f"internal error on stream {message.stream:04x}: {type(error).__name__}")
-        if message.flags & Flags.VENT or bands.is_seed(message.stream):
+        told = error_to_tell(error, message)
+        if IS_VENT[message.flags] or bands.is_seed(message.stream):
             self._stats.dropped += 1
             return
         self._stats.vented += 1
-        self.vent(message, error)
+        self.vent(message, told)
 
     def _nobody_listens(self, message: Message) -> None:
         raise UnknownStreamError(f"stream {message.stream:04x}: {self.local.name!r} takes no messages")
@@ -334,8 +323,6 @@ class Link:
         if not self._opened.done():
             self._opened.set_result(None)
 
-    # Sending.
-
     def _write(self, message: Buffer) -> None:
         wire = self._wire
         wire.send(message)
@@ -361,8 +348,6 @@ class Link:
     def _give_up(self, stream: int, sequence: int, error: AeonflowError) -> None:
         self._calls.abandon(stream, sequence, error)
         self.send_vent(stream, sequence, Vent(error.code, str(error), self.local.name))
-
-    # The end.
 
     def _hello_late(self) -> None:
         self._fail(LinkClosedError(f"{self.peer_url}: no hello within {self._options.handshake_s} s"))
@@ -410,13 +395,3 @@ class Link:
         if self._error is None and self.goodbye is not None:
             why = self.goodbye.reason or self.goodbye.code
         return LinkClosedError(f"{self.peer_url}: the connection is closed: {why}")
-
-
-def read_vent(message: Message) -> AeonflowError:
-    """The error that a VENT message carries, the station's name in front."""
-    try:
-        vent = decode_vent(message.payload)
-    except msgspec.MsgspecError as error:
-        return CallError(f"stream {message.stream:04x}: a VENT that does not decode: {error}")
-    station = f"{vent.station}: " if vent.station else ""
-    return from_code(vent.code, f"{station}{vent.message}")

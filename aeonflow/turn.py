@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-
 logger = logging.getLogger("aeonflow.link")
 
 

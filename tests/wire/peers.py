@@ -12,9 +12,9 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as websocket_connect
 
-from aeonflow import Hello, Limits, Link, LinkOptions, Message, Server, connect, memory_pair, serve
+from aeonflow import Flags, Frame, Hello, Limits, Link, LinkOptions, Message, Server, connect, memory_pair, serve
 from aeonflow.errors import AeonflowError
-from aeonflow.messages import PROTOCOL_VERSION
+from aeonflow.messages import PROTOCOL_VERSION, encode
 
 TOKEN = "a-secret-for-these-tests"
 WAIT_S = 10.0  # bound of every wait in these tests; none is expected to come near it
@@ -162,6 +162,16 @@ def stranger(url: str, token: str | None = TOKEN, **headers: str) -> websocket_c
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     return websocket_connect(url, additional_headers=headers, compression=None, max_size=None, proxy=None)
+
+
+def packed_hello(**fields: Any) -> bytes:
+    return Frame(0, 0, Flags.FIN, encode(hello("stranger", "host", **fields))).pack()
+
+
+async def greeted(client: ClientConnection) -> None:
+    """Exchange hellos, so that what follows is judged as a message of an open link."""
+    await client.send(packed_hello())
+    await client.recv()
 
 
 async def end_of(client: ClientConnection) -> tuple[int | None, str]:

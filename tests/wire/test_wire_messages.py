@@ -13,8 +13,8 @@ from aeonflow.bands import is_seed, seed_stream
 from aeonflow.errors import AeonflowError, CallError, RemoteProtocolError, VersionMismatchError
 from aeonflow.frames import decode_frames
 from aeonflow.handshake import MAX_CONNECTION_MESSAGE_BYTES, check_limits, negotiate, read_connection_message
-from aeonflow.link import read_vent
 from aeonflow.tensors import Kind, Port, Tensor, pack_tensors, unpack_tensors
+from aeonflow.vents import read_vent
 
 from .peers import hello, vectors
 

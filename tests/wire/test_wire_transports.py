@@ -21,7 +21,7 @@ from aeonflow.errors import (
     UnknownStreamError,
 )
 from aeonflow.frames import MAX_PAYLOAD_BYTES
-from aeonflow.link import read_vent
+from aeonflow.vents import read_vent
 
 from .peers import (
     ALL_PAIRS,

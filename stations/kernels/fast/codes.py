@@ -6,10 +6,14 @@ f32 (table permute, or or-ing it into the fraction of 2²³) give the same bits;
 
 from __future__ import annotations
 
+from typing import Any
+
 from llvmlite import ir
 
 from ...layout import weight_format
 from .vector import LANES, V16, V32, VI8, VI16, VI32, Emitter, const_f32, const_i32, const_i64
+
+Scale = tuple[Any, Any]  # LLVM values: the scale, and the minimum or None
 
 _ZERO_POINT = {"q8_0": 128, "q4_0": 8, "q5_0": 16, "q6_k": 32}
 _MAGIC = 0x4B000000  # the bits of 2²³ as f32: or-ing n < 2²³ into them gives 2²³ + n
@@ -50,7 +54,7 @@ class BlockReader:
             return self._from_nibble(nibble)
         return self._from_code(e.b.or_(e.b.and_(nibble, const_i32(15)), self._high_bits(k)))
 
-    def scales(self) -> list[tuple[ir.Value, ir.Value | None]]:
+    def scales(self) -> list[Scale]:
         """(scale, minimum) for each sub-block; a value is scale · code + minimum. No entry for unquantised kinds."""
         fmt, e = self._format, self._e
         if fmt.code_bits >= 16:

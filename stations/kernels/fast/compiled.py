@@ -13,3 +13,6 @@ from numba.extending import intrinsic as _intrinsic
 
 compiled: Any = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 intrinsic: Any = _intrinsic
+# what only other compiled code, or an object file, calls: no wrappers for Python, no cache of numba's own
+_BARE: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+kernel: Any = njit(nogil=True, boundscheck=False, error_model="numpy", **_BARE)

@@ -8,10 +8,10 @@ into its own scratch, to be copied (`pool.py`). Cuts never change a bit.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from ...kv.table import Header
 from .attention import attend_rows
+from .compiled import kernel
 from .fields import (
     ATTEND_NUM_SPANS,
     ATTEND_Q,
@@ -60,14 +60,14 @@ from .fields import (
 )
 from .limits import CHUNK_BYTES
 from .machine import call_attend, call_product, copy_bytes, field, load_f32, set_field
-from .product import JIT, tile_rows
+from .product import tile_rows
 from .rows import add_row, prepare_tile, swiglu_row
 
 _SEQ, _HEAD_DIM = int(Header.SEQ), int(Header.HEAD_DIM)
 _NO_SOFTCAP = np.float32(0)
 
 
-@njit(**JIT)
+@kernel
 def set_output(job, kind, rows, out, out_stride, width, outer_rows, inner_bytes):
     """Describe a job's output; the number of chunks follows."""
     inner = (width + inner_bytes - 1) // inner_bytes
@@ -82,7 +82,7 @@ def set_output(job, kind, rows, out, out_stride, width, outer_rows, inner_bytes)
     set_field(job, JOB_COUNT, (rows + outer_rows - 1) // outer_rows * inner)
 
 
-@njit(**JIT)
+@kernel
 def run_chunk(job, chunk, direct, stage, scratch):
     """Compute a chunk into the output (`direct` 1) or into `stage`, rows packed. `scratch`: this thread's own."""
     inner, outer = chunk % field(job, JOB_INNER), chunk // field(job, JOB_INNER)
@@ -104,7 +104,7 @@ def run_chunk(job, chunk, direct, stage, scratch):
         _attend(job, row, rows, inner, target, stride, scratch)
 
 
-@njit(**JIT)
+@kernel
 def copy_chunk(job, chunk, stage):
     """Copy a chunk that was computed into `stage` to its place in the output."""
     inner, outer = chunk % field(job, JOB_INNER), chunk // field(job, JOB_INNER)
@@ -117,7 +117,7 @@ def copy_chunk(job, chunk, stage):
         copy_bytes(target + index * stride, stage + index * width, width)
 
 
-@njit(**JIT)
+@kernel
 def _prepare(job, row, target, scratch):
     """Tiles of rows [row, row + OUTER_ROWS), as many as there are."""
     real, blocks = field(job, PREPARE_ROWS), field(job, PREPARE_BLOCKS)
@@ -132,7 +132,7 @@ def _prepare(job, row, target, scratch):
         row += size
 
 
-@njit(**JIT)
+@kernel
 def _product(job, row, rows, column, width, target, stride):
     """Groups of the parts that lie in [column, column + width), then the base row added where there is one."""
     blocks = field(job, PRODUCT_BLOCKS)
@@ -152,7 +152,7 @@ def _product(job, row, rows, column, width, target, stride):
             add_row(target + index * stride, base + (row + index) * base_stride + column, width // 4)
 
 
-@njit(**JIT)
+@kernel
 def _gate_up(job, row, rows, column, width, target, stride, scratch):
     """u = silu(gate) · up for the columns [column, column + width); gate and up go through scratch."""
     blocks = field(job, PRODUCT_BLOCKS)
@@ -167,7 +167,7 @@ def _gate_up(job, row, rows, column, width, target, stride, scratch):
         swiglu_row(target + index * stride, gate, gate + CHUNK_BYTES, width // 4)
 
 
-@njit(**JIT)
+@kernel
 def _attend(job, row, rows, kv_head, target, stride, scratch):
     """Attention of rows [row, row + rows), of one KV head's query heads."""
     work = field(job, ATTEND_WORK)
@@ -189,7 +189,7 @@ def _attend(job, row, rows, kv_head, target, stride, scratch):
         first += count
 
 
-@njit(**JIT)
+@kernel
 def attend_heads(kv_table, kv_head, heads, q, q_stride, out, out_stride, rows, seen, scale, scratch):
     """All query heads of one KV head, for `rows` rows of one sequence: row i sees the first seen + i stored rows.
 

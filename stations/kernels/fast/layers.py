@@ -7,15 +7,15 @@ live in the work areas, in rows padded to whole blocks, so that no kernel looks 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from ...layout import NUM_SEGMENTS
 from . import fields as f
+from .compiled import kernel
 from .jobs import set_output
 from .limits import ATTEND_ROWS, CHUNK_BYTES, MAX_QUERIES, MAX_TILE_ROWS, ROWS_AT_ONCE
 from .machine import atomic_store, field, load_f32, set_field
 from .pool import help_out, run_job, start_pool, wake_helpers
-from .product import JIT, tile_rows
+from .product import tile_rows
 from .rope import rotate_and_store
 from .rows import copy_row, norm_row
 
@@ -28,18 +28,18 @@ _TILE_ROWS, _ROWS_AT_ONCE = np.int64(MAX_TILE_ROWS), np.int64(ROWS_AT_ONCE)
 SHARE_MACS = 1 << 19  # a chunk is at most so many multiply-adds where threads share a job: 10 to 20 µs
 
 
-@njit(**JIT)
+@kernel
 def _run(work):
     scratch = field(work, f.WORK_SCRATCH)
     run_job(field(work, f.WORK_POOL), scratch + field(work, f.WORK_STAGE_BYTES), scratch)
 
 
-@njit(**JIT)
+@kernel
 def _job(work):
     return field(work, f.WORK_POOL) + f.POOL_JOB * 8
 
 
-@njit(**JIT)
+@kernel
 def _groups_per_chunk(work, groups, blocks, rows):
     """Groups of 16 outputs in one chunk of a product."""
     at_once = min(rows, ROWS_AT_ONCE)
@@ -50,7 +50,7 @@ def _groups_per_chunk(work, groups, blocks, rows):
     return max(min(size, groups), groups // f.MAX_CHUNKS + 1)
 
 
-@njit(**JIT)
+@kernel
 def _prepare(work, source, stride, rows, width, norm):
     """Rows → tiles in WORK_TILES, normed when `norm` is an address. Returns the number of blocks a row."""
     job = _job(work)
@@ -71,7 +71,7 @@ def _prepare(work, source, stride, rows, width, norm):
     return blocks
 
 
-@njit(**JIT)
+@kernel
 def _product(work, kind, parts, num_parts, blocks, rows, out, stride, segments, base, base_stride):
     """Products of the tiles with a list of parts, side by side in `out`; `base` rows are added where it is not 0."""
     job = _job(work)
@@ -89,7 +89,7 @@ def _product(work, kind, parts, num_parts, blocks, rows, out, stride, segments, 
     _run(work)
 
 
-@njit(**JIT)
+@kernel
 def _store_keys(work, spans, num_spans, qkv):
     """Rotate Q and K of every row and store K and V in the spans' caches."""
     stride, table = field(work, f.WORK_QKV_STRIDE), field(work, f.WORK_ROPE_TABLE)
@@ -105,7 +105,7 @@ def _store_keys(work, spans, num_spans, qkv):
             row += stride
 
 
-@njit(**JIT)
+@kernel
 def _attend(work, spans, num_spans, rows):
     """Attention of all rows over their caches → WORK_HEADS_OUT."""
     job = _job(work)
@@ -123,7 +123,7 @@ def _attend(work, spans, num_spans, rows):
     _run(work)
 
 
-@njit(**JIT)
+@kernel
 def _attn(work, layer, rows, spans, num_spans, x, x_stride, h, h_stride):
     """h = x + attn(norm₁ x)."""
     hidden, qkv = field(work, f.WORK_HIDDEN), field(work, f.WORK_QKV)
@@ -138,14 +138,14 @@ def _attn(work, layer, rows, spans, num_spans, x, x_stride, h, h_stride):
     _product(work, _PRODUCT, field(layer, f.LAYER_OUTPUT), _WHOLE, blocks, rows, h, h_stride, _WHOLE, x, x_stride)
 
 
-@njit(**JIT)
+@kernel
 def _gate_up(work, layer, rows, source, source_stride, norm, u, u_stride):
     """u = silu(n W_gate) ⊙ (n W_up), n = `source` normed when `norm` is an address."""
     blocks = _prepare(work, source, source_stride, rows, field(work, f.WORK_HIDDEN), norm)
     _product(work, _GATE_UP, field(layer, f.LAYER_GATE_UP), _WHOLE, blocks, rows, u, u_stride, _WHOLE, _NONE, _NONE)
 
 
-@njit(**JIT)
+@kernel
 def _down(work, layer, rows, h, h_stride, u, u_stride, out, out_stride):
     """out = h + u W_down, the product in 8 segments."""
     blocks = _prepare(work, u, u_stride, rows, field(work, f.WORK_FFN), _NONE)
@@ -153,14 +153,14 @@ def _down(work, layer, rows, h, h_stride, u, u_stride, out, out_stride):
              h_stride)  # fmt: skip
 
 
-@njit(**JIT)
+@kernel
 def _take_in(work, source, width, rows, area, stride):
     """Rows of a Python array (any alignment, no padding) → a work area."""
     for row in range(rows):
         copy_row(area + row * stride, source + row * width * 4, width, stride // 4)
 
 
-@njit(**JIT)
+@kernel
 def _call_attn(work, call):
     rows, layer = field(call, f.CALL_ROWS), field(field(call, f.CALL_LAYERS), 0)
     hidden, stride = field(work, f.WORK_HIDDEN), field(work, f.WORK_X_STRIDE)
@@ -173,7 +173,7 @@ def _call_attn(work, call):
         norm_row(n + row * out_stride, h + row * out_stride, field(layer, f.LAYER_NORM2), hidden, out_stride // 4, eps)
 
 
-@njit(**JIT)
+@kernel
 def _call_gate_up(work, call):
     rows, stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE)
     layer, x = field(field(call, f.CALL_LAYERS), 0), field(work, f.WORK_X)
@@ -181,7 +181,7 @@ def _call_gate_up(work, call):
     _gate_up(work, layer, rows, x, stride, _NONE, field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE))
 
 
-@njit(**JIT)
+@kernel
 def _call_down(work, call):
     rows, stride, u_stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE), field(work, f.WORK_U_STRIDE)
     layer, h, u = field(field(call, f.CALL_LAYERS), 0), field(work, f.WORK_X), field(work, f.WORK_U)
@@ -190,7 +190,7 @@ def _call_down(work, call):
     _down(work, layer, rows, h, stride, u, u_stride, field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE))
 
 
-@njit(**JIT)
+@kernel
 def _call_block(work, call):
     rows, stride, u_stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE), field(work, f.WORK_U_STRIDE)
     x, h, u = field(work, f.WORK_X), field(work, f.WORK_H), field(work, f.WORK_U)
@@ -206,7 +206,7 @@ def _call_block(work, call):
         _down(work, layer, rows, h, stride, u, u_stride, out, out_stride)
 
 
-@njit(**JIT)
+@kernel
 def _call_head(work, call):
     rows, hidden, stride = field(call, f.CALL_ROWS), field(work, f.WORK_HIDDEN), field(work, f.WORK_X_STRIDE)
     x = field(work, f.WORK_X)
@@ -216,7 +216,7 @@ def _call_head(work, call):
              field(call, f.CALL_OUT_STRIDE), _WHOLE, _NONE, _NONE)  # fmt: skip
 
 
-@njit(**JIT)
+@kernel
 def execute(work, call):
     """Carry out one call; where POOL_HELPERS says so, helpers take part in it."""
     op = field(call, f.CALL_OP)
@@ -234,7 +234,7 @@ def execute(work, call):
         atomic_store(pool + f.POOL_ACTIVE * 8, 0)
 
 
-@njit(**JIT)
+@kernel
 def _compute(work, call, op):
     if op == f.OP_ATTN:
         _call_attn(work, call)

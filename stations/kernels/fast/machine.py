@@ -10,8 +10,8 @@ from collections.abc import Callable
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+from .compiled import intrinsic
 from .vector import F32, I32, I64, POINTER, Emitter, const_i64
 
 I = types.int64  # noqa: E741 - the one type of the signatures below

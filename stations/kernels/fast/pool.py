@@ -16,8 +16,8 @@ slot is written before the claim, and the job's record is copied before the slot
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from .compiled import kernel
 from .fields import (
     JOB_COUNT,
     JOB_FIELDS,
@@ -53,7 +53,6 @@ from .machine import (
     stack_bytes,
     yield_core,
 )
-from .product import JIT
 
 WORKING, COMMITTING, STOLEN = 1, 2, 3
 SPIN_NS = 20_000  # the longest spin of any wait
@@ -63,14 +62,14 @@ _JOB_BYTES = JOB_FIELDS * 8
 _DIRECT, _STAGED = np.int64(1), np.int64(0)  # typed: numba would compile the callee for each literal
 
 
-@njit(**JIT)
+@kernel
 def start_pool(pool):
     """Make the place where helpers sleep; once, before any helper."""
     mutex_init(pool + POOL_MUTEX * 8, 0)
     condition_init(pool + POOL_CONDITION * 8, 0)
 
 
-@njit(**JIT)
+@kernel
 def wake_helpers(pool, word):
     """Set POOL_ACTIVE or POOL_QUIT, and wake who sleeps."""
     mutex = pool + POOL_MUTEX * 8
@@ -80,7 +79,7 @@ def wake_helpers(pool, word):
     mutex_unlock(mutex, 0)
 
 
-@njit(**JIT)
+@kernel
 def run_job(pool, scratch, stage):
     """Run the job in the pool's record to its end. `scratch` and `stage` are the caller's own."""
     job = pool + POOL_JOB * 8
@@ -112,7 +111,7 @@ def run_job(pool, scratch, stage):
         _await_chunks(pool, sequence, count, min(2 * quickest + PATIENCE_NS, SPIN_NS), scratch, stage)
 
 
-@njit(**JIT)
+@kernel
 def _await_chunks(pool, sequence, count, patience, scratch, stage):
     """Wait until every chunk's flag shows this job, taking over those that are late."""
     flags = field(pool, POOL_FLAGS)
@@ -130,7 +129,7 @@ def _await_chunks(pool, sequence, count, patience, scratch, stage):
                 yield_core()
 
 
-@njit(**JIT)
+@kernel
 def _steal(pool, sequence, chunk):
     """Take a chunk from the helper that works on it; False when none does (it is being copied, or done)."""
     held = sequence << 28 | chunk << 2
@@ -142,7 +141,7 @@ def _steal(pool, sequence, chunk):
     return False
 
 
-@njit(**JIT)
+@kernel
 def help_out(pool, helper):
     """A helper's life: take chunks during calls, sleep between them, until the pool is ended."""
     mutex, condition = pool + POOL_MUTEX * 8, pool + POOL_CONDITION * 8
@@ -158,7 +157,7 @@ def help_out(pool, helper):
         _help_call(pool, pool + (POOL_SLOTS + helper * POOL_LINE) * 8)
 
 
-@njit(**JIT)
+@kernel
 def _help_call(pool, slot):
     """Take chunks for as long as the call lasts."""
     flags = field(pool, POOL_FLAGS)

@@ -12,23 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from ...layout import BLOCK_COLS, NUM_SEGMENTS, weight_format
-from .codes import BlockReader, block_addresses
+from .codes import BlockReader, Scale, block_addresses
+from .compiled import intrinsic, kernel
 from .limits import MAX_TILE_ROWS
 from .machine import I, stack_bytes
 from .vector import I64, V32, ZERO, Emitter, compile_target, const_i64
 
-JIT = {
-    "nogil": True,
-    "boundscheck": False,
-    "error_model": "numpy",
-    "no_cpython_wrapper": True,
-    "no_cfunc_wrapper": True,
-}
 _PARTIAL_BYTES = NUM_SEGMENTS * MAX_TILE_ROWS * 64  # sums of each segment, 16 outputs × rows of a tile
 
 
@@ -55,7 +48,7 @@ def _emit_tile(e: Emitter, kind: str, rows: int, args: list[ir.Value]) -> None:
     with cgutils.for_range_slice(b, lo, hi, const_i64(1), intp=I64) as (index, _):
         reader = BlockReader(e, kind, *block_addresses(e, kind, group, index))
         inputs = e.at(x, b.mul(index, const_i64(BLOCK_COLS * rows * 4)))
-        scales = reader.scales() or [None]
+        scales: list[Scale | None] = [*reader.scales()] or [None]
         step = BLOCK_COLS // len(scales)
         for part, scale in enumerate(scales):
             chains = [[ZERO, ZERO] for _ in range(rows)]
@@ -134,7 +127,7 @@ def make_product(kind: str) -> Any:
     unit_blocks, unit_bytes = fmt.unit_blocks, fmt.unit_bytes
     partial_bytes, max_rows, block_cols = _PARTIAL_BYTES, MAX_TILE_ROWS, BLOCK_COLS
 
-    @njit(**JIT)
+    @kernel
     def product(weights, num_blocks, lo, hi, x, rows, y, y_stride, segments):
         group_bytes = (num_blocks + unit_blocks - 1) // unit_blocks * unit_bytes
         partial = stack_bytes(partial_bytes)

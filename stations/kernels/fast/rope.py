@@ -7,13 +7,12 @@ rounded by itself. Tables are f32, one row a position: cosines, then sines (`ker
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from ...kv.table import HEADER_FIELDS, SEGMENT_FIELDS, Form, Header, Segment
+from .compiled import intrinsic, kernel
 from .machine import I, field, load_f32, store_f32
-from .product import JIT
 from .rows import masked_vector
 from .vector import F32, I32, I64, LANES, V32, VI32, Emitter, const_i64
 
@@ -51,7 +50,7 @@ def _rotate_vectors(typing, head, table, half, vectors):
     return types.void(I, I, I, I), codegen
 
 
-@njit(**JIT)
+@kernel
 def _rotate_head(head, table, rope_dim):
     half = rope_dim // 2
     vectors = rope_dim // LANES
@@ -91,7 +90,7 @@ def _scatter(e: Emitter, value: ir.Value, target: ir.Value, start: ir.Value, ste
         e.store(e.b.extract_element(value, ir.Constant(I32, lane)), target, offset)
 
 
-@njit(**JIT)
+@kernel
 def rotate_and_store(row, k, v, heads, kv_heads, head_dim, rope_dim, table_row, kv_table, index):
     """One row: Q rotated in place, K rotated in place and stored, V stored, as row SEQ + `index` of the cache.
 

@@ -7,14 +7,13 @@ on reading and zero on writing. Orders of operations: `docs/numerics.md`.
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from ...layout import BLOCK_COLS, GROUP_ROWS, weight_format
-from .codes import BlockReader, block_addresses
+from .codes import BlockReader, Scale, block_addresses
+from .compiled import intrinsic, kernel
 from .machine import I, copy_bytes, load_f32, store_f32
-from .product import JIT
 from .vector import F32, I32, I64, LANES, V32, VI32, ZERO, Emitter, const_f32, const_i64
 
 _VECTOR_BYTES = LANES * 4
@@ -135,7 +134,7 @@ def _block_sums(typing, row, num_blocks, out, out_stride):
     return types.void(I, I, I, I), codegen
 
 
-@njit(**JIT)
+@kernel
 def place_row(tile, size, index, row, num_blocks):
     """Row `index` of a tile of `size` rows: its values and block sums. `row` holds num_blocks · 32 values."""
     values = num_blocks * BLOCK_COLS
@@ -154,7 +153,7 @@ def row_bytes(num_blocks: int) -> int:
     return num_blocks * (BLOCK_COLS + 1) * 4
 
 
-@njit(**JIT)
+@kernel
 def prepare_tile(tile, source, source_stride, size, rows, width, num_blocks, weight, eps, spare):
     """One tile of `size` rows, of which the first `rows` are source rows, normed when `weight` is an address, and the
     others zeros. `spare`: room for one row of num_blocks · 32 values."""
@@ -184,7 +183,7 @@ def make_lookup(kind: str):
             group, index, lane, out = args
             e = Emitter(builder)
             reader = BlockReader(e, kind, *block_addresses(e, kind, group, index))
-            scales = reader.scales() or [None]
+            scales: list[Scale | None] = [*reader.scales()] or [None]
             lane = builder.trunc(lane, I32)
             step = BLOCK_COLS // len(scales)
             for k in range(BLOCK_COLS):
@@ -198,7 +197,7 @@ def make_lookup(kind: str):
 
         return types.void(I, I, I, I), codegen
 
-    @njit(**JIT)
+    @kernel
     def lookup(weights, num_blocks, row, out):
         group_bytes = (num_blocks + unit_blocks - 1) // unit_blocks * unit_bytes
         group = weights + row // GROUP_ROWS * group_bytes

@@ -66,7 +66,7 @@ ZERO = const_f32(0.0)
 @cache
 def compile_target() -> Target:
     """The CPU that numba compiles for in this process."""
-    settings = {"NUMBA_CPU_NAME": config.CPU_NAME, "NUMBA_CPU_FEATURES": config.CPU_FEATURES}
+    settings = {f"NUMBA_{name}": getattr(config, name) for name in ("CPU_NAME", "CPU_FEATURES")}
     return current_target({name: value for name, value in settings.items() if value is not None})
 
 

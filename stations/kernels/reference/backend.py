@@ -50,7 +50,7 @@ class ReferenceBackend:
         for row, token in enumerate(ids.tolist()):
             if lo <= token < hi:
                 out[row] = unpack(table, slice(token, token + 1))[0]
-        return out + np.float32(0)
+        return np.add(out, np.float32(0), dtype=np.float32)  # no −0, so that a sum of shards is exact
 
     def attn(self, layer: int, x: F32, spans: Sequence[Span]) -> tuple[F32, F32]:
         """x [S, H] → h = x + attn(norm₁ x), n = norm₂ h."""
@@ -118,7 +118,8 @@ class ReferenceBackend:
 
     def _norm(self, x: F32, role: str, layer: int, name: str) -> F32:
         mean = np.mean(x * x, axis=1, keepdims=True, dtype=np.float32)
-        return x / np.sqrt(mean + np.float32(self._card.rms_eps)) * self._weights.norm(role, layer, name)
+        root = np.sqrt(mean + np.float32(self._card.rms_eps))
+        return np.multiply(x / root, self._weights.norm(role, layer, name), dtype=np.float32)
 
     def _product(self, x: F32, weights: F32) -> F32:
         if self._row_by_row:

@@ -22,6 +22,7 @@ from blake3 import blake3
 from ...errors import KernelError
 from ..numba_setup import numba_environment
 from .target import Target
+from .units import compile_cost_s
 
 Progress = Callable[[int, int], None]  # units done, units in all
 
@@ -100,9 +101,9 @@ class CompileCache:
             self._compile(wanted, lambda count: progress(done + count, len(names)))
 
     def _compile(self, names: Sequence[str], on_done: Callable[[int], None]) -> None:
-        """Compile in up to two children at once; the first and slowest unit has one to itself."""
-        shares = [share for share in (names[:1], names[1:]) if share]
-        children = [_Child(self.folder, share, self._environment) for share in shares[:_NUM_CHILDREN]]
+        """Compile in up to two children at once."""
+        shares = [share for share in divide(names, _NUM_CHILDREN) if share]
+        children = [_Child(self.folder, share, self._environment) for share in shares]
         finished = 0
         counting = threading.Lock()
 
@@ -122,6 +123,17 @@ class CompileCache:
         if missing := self.missing(names):
             words = " / ".join(child.last_words for child in children if child.last_words)
             raise KernelError(f"fast kernels: {', '.join(missing)} could not be compiled ({words or 'no message'})")
+
+
+def divide(names: Sequence[str], num_shares: int) -> list[list[str]]:
+    """Shares of about the same time to compile: each unit goes to the share that has least so far."""
+    shares: list[list[str]] = [[] for _ in range(num_shares)]
+    costs = [0.0] * num_shares
+    for name in sorted(names, key=compile_cost_s, reverse=True):
+        least = costs.index(min(costs))
+        shares[least].append(name)
+        costs[least] += compile_cost_s(name)
+    return shares
 
 
 class _Child:

@@ -13,6 +13,7 @@ from ...layout import FORMATS
 
 LAYERS, ATTEND = "layers", "attend"
 _NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, "product": 9, "lookup": 4}
+_COMPILE_COST_S = {LAYERS: 6.0, ATTEND: 4.0, "product": 2.0, "lookup": 0.5}  # about, to share work out
 
 
 class Unit(NamedTuple):
@@ -26,6 +27,11 @@ class Unit(NamedTuple):
 def unit(name: str) -> Unit:
     """The unit called `name`."""
     return Unit(name, f"aeonflow_{name.replace('.', '_')}", _NUM_ARGUMENTS[name.partition(".")[0]])
+
+
+def compile_cost_s(name: str) -> float:
+    """About how long a unit takes to compile."""
+    return _COMPILE_COST_S[name.partition(".")[0]]
 
 
 def product_unit(kind: str) -> str:

@@ -77,7 +77,8 @@ class ReferenceBackend:
         self._roles.require("gate_up", layer)
         gate, up = (self._product(n, w) for w in self._matrices(layer, "gate_up"))
         with np.errstate(over="ignore"):
-            return gate / (np.float32(1) + np.exp(-gate)) * up
+            silu = gate / (np.float32(1) + np.exp(-gate))
+        return np.multiply(silu, up, dtype=np.float32)
 
     def down(self, layer: int, h: F32, u: F32) -> F32:
         """h [S, H], u [S, F] → h + u W_down."""

@@ -241,6 +241,14 @@ class Link:
     def on_fault(self, error: AeonflowError, close_code: int) -> None:
         self._fail(error, close_code)
 
+    def on_congested(self) -> None:
+        waiting_bytes = self._wire.waiting_bytes
+        if waiting_bytes > self._options.max_outbound_bytes and not self._is_closed:
+            limit = self._options.max_outbound_bytes
+            self._fail(
+                OverloadedError(f"{self.peer_url} does not read: {waiting_bytes:,} bytes waiting, at most {limit:,}")
+            )
+
     def on_writable(self) -> None:
         waiters, self._drained = self._drained, []
         for waiter in waiters:
@@ -324,18 +332,9 @@ class Link:
             self._opened.set_result(None)
 
     def _write(self, message: Buffer) -> None:
-        wire = self._wire
-        wire.send(message)
-        if not wire.is_congested or self._is_closed:
-            return
-        waiting_bytes = wire.waiting_bytes
-        if waiting_bytes > self._options.max_outbound_bytes:
-            self._fail(
-                OverloadedError(
-                    f"{self.peer_url} does not read: {waiting_bytes:,} bytes waiting, "
-                    f"at most {self._options.max_outbound_bytes:,}"
-                )
-            )
+        self._wire.send(message)
+        if self._wire.is_congested:
+            self.on_congested()
 
     def _send_connection_message(self, content: Hello | Heartbeat | Goodbye) -> None:
         for packed in cut_message(bands.CONNECTION, 0, encode(content)):

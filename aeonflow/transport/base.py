@@ -34,6 +34,9 @@ class Receiver(Protocol):
     def on_lost(self, error: AeonflowError | None) -> None:
         """The connection is gone. `error` says why, None after a close that we started."""
 
+    def on_congested(self) -> None:
+        """The wire itself has answered something while more than the high-water mark was waiting."""
+
     def on_writable(self) -> None:
         """The bytes waiting fell below the low-water mark."""
 

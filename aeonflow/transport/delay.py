@@ -72,6 +72,7 @@ class _Watch:
     def __init__(self, receiver: Receiver, on_gone: Callable[[], None]) -> None:
         self.on_data = receiver.on_data
         self.on_fault = receiver.on_fault
+        self.on_congested = receiver.on_congested
         self.on_writable = receiver.on_writable
         self._receiver = receiver
         self._on_gone = on_gone

@@ -1,8 +1,8 @@
 """The fast transport: `picows`, the same protocol in Cython, on the sockets of `aiofastnet`.
 
 It hands out WebSocket frames, not messages, from a buffer that dies with the callback: payloads are copied once here,
-fragments are collected here, and the size of a whole message is bounded here. Pings are answered by the library. Where
-this module cannot be imported, `choice` takes websockets.
+fragments are collected here, and the size of a whole message is bounded here. Where this module cannot be imported,
+`choice` takes websockets.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _BINARY = picows.WSMsgType.BINARY
 _CONTINUATION = picows.WSMsgType.CONTINUATION
 _TEXT = picows.WSMsgType.TEXT
 _CLOSE = picows.WSMsgType.CLOSE
+_PING = picows.WSMsgType.PING
 
 _READ_BUFFER_BYTES = 64 * 1024  # grows by doubling when a message is larger
 
@@ -100,6 +101,8 @@ class PicowsWire(Wire, picows.WSListener):
             self._fault(RemoteProtocolError("text message: only binary messages are allowed"), 1003)
         elif kind == _CLOSE:
             self._on_close_frame(transport, frame)
+        elif kind == _PING:
+            self._pong(transport, frame)
 
     def on_ws_disconnected(self, transport: picows.WSTransport) -> None:
         if self._close_timer is not None:
@@ -153,6 +156,12 @@ class PicowsWire(Wire, picows.WSListener):
         self._fragments = None if frame.fin else fragments
         if frame.fin:
             self._deliver(fragments)
+
+    def _pong(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
+        if not self._is_closing:
+            transport.send_pong(frame.get_payload_as_bytes())
+            if self.is_congested and self._receiver is not None:
+                self._receiver.on_congested()
 
     def _on_close_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         if not self._is_closing:
@@ -209,6 +218,7 @@ async def dial(target: Target) -> Wire:
                 extra_headers=target.headers,
                 max_redirects=0,
                 proxy=None,
+                enable_auto_pong=False,
                 read_buffer_init_size=_READ_BUFFER_BYTES,
             )
     except TimeoutError:
@@ -240,7 +250,7 @@ def upgrade(admitted: Admitted) -> Wire | None:
         1.0,
         1.0,
         picows.WSAutoPingStrategy.PING_WHEN_IDLE,
-        True,  # enable_auto_pong
+        False,  # enable_auto_pong: pongs are counted among what waits
         admitted.max_message_bytes,
         None,  # extra headers: a client's
         _READ_BUFFER_BYTES,

@@ -120,6 +120,8 @@ class WebSocketWire(Wire, asyncio.Protocol):
             if isinstance(event, Frame):
                 self._receive(event)
         self._flush()  # pongs and close frames that the core answers with
+        if self.is_congested and self._receiver is not None:
+            self._receiver.on_congested()
         if self._core.close_expected():
             self._expect_end()
 

@@ -218,3 +218,15 @@ async def test_tls_options_without_wss_are_refused() -> None:
 async def test_binding_beyond_loopback_without_tls_needs_to_be_asked_for() -> None:
     with pytest.raises(LocalProtocolError, match=r"0.0.0.0:0 is not loopback.*insecure"):
         await serve_links("0.0.0.0", 0, hello=hello(), token=TOKEN, on_link=lambda link: None)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_proxies_of_the_environment_are_not_used(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "ws_proxy", "wss_proxy", "all_proxy", "socks_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with serving(transport) as (server, _):
+        link = await connect(server.url, hello=hello("h", "host"), token=TOKEN, transport=transport)
+        await link.close()

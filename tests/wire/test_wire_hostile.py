@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosedError
 
-from aeonflow import Flags, FrameDecoder, Message, Server, connect
+from aeonflow import Flags, FrameDecoder, LinkOptions, Message, Server, connect
 from aeonflow.assembly import MAX_PARTIAL_MESSAGES, cut_message
 from aeonflow.bands import ATTN, CONTROL, seed_stream
 from aeonflow.errors import (
@@ -22,6 +22,7 @@ from aeonflow.errors import (
     BadMessageError,
     FrameTooLargeError,
     LinkClosedError,
+    OverloadedError,
     ProtocolError,
     UnknownStreamError,
     VersionMismatchError,
@@ -172,6 +173,21 @@ async def test_pings_are_answered_with_their_payload(server: tuple[Server, Recor
         await greeted(client)
         async with asyncio.timeout(WAIT_S):
             await (await client.ping(b"are you there"))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_flood_of_pings_whose_answers_nobody_reads_is_bounded(transport: str) -> None:
+    async with serving(transport, options=LinkOptions(max_outbound_bytes=1 << 20)) as (server, recorder):
+        async with stranger(server.url) as client:
+            await greeted(client)
+            client.transport.pause_reading()
+            ping = b"\x89\xfd\0\0\0\0" + bytes(125)  # masked with zeros
+            async with asyncio.timeout(WAIT_S):
+                while not recorder.closed:
+                    client.transport.write(ping * 2000)
+                    await asyncio.sleep(0)
+            client.transport.abort()
+        assert isinstance(await recorder.closing(), OverloadedError)
 
 
 async def test_a_close_frame_is_answered_and_told_with_its_code(server: tuple[Server, Recorder]) -> None:

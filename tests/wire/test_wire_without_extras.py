@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
 import pytest
 
 from aeonflow.errors import LocalProtocolError
-from aeonflow.transport.choice import choose_transport
+from aeonflow.transport.choice import choose_transport, new_event_loop
 
 PROGRAM = """
 import sys
@@ -55,6 +56,24 @@ def test_importing_the_wire_imports_no_numpy() -> None:
     program = "import sys, aeonflow; print([m for m in ('numpy', 'numba', 'stations', 'host') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_without_picows_auto_is_websockets_and_picows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "aeonflow.transport.picows", raising=False)
+    monkeypatch.setitem(sys.modules, "picows", None)
+    assert choose_transport("auto").name == "websockets"
+    with pytest.raises(LocalProtocolError, match="'picows' cannot be imported here"):
+        choose_transport("picows")
+
+
+def test_the_event_loop_is_uvloops_where_it_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = new_event_loop()
+    loop.close()
+    assert type(loop).__module__ == "uvloop"
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = new_event_loop()
+    loop.close()
+    assert isinstance(loop, asyncio.SelectorEventLoop)
 
 
 def test_auto_takes_picows_where_it_can_be_imported() -> None:

@@ -240,8 +240,8 @@ class Arrivals:
         inputs: tuple[Array, ...],
         caller: Caller | None,
     ) -> None:
-        if len(self._queue) >= self._limits.max_queued_jobs:
-            raise OverloadedError(f"{len(self._queue)} jobs wait: at most {self._limits.max_queued_jobs}")
+        if self._queue.length >= self._limits.max_queued_jobs:
+            raise OverloadedError(f"{self._queue.length} jobs wait: at most {self._limits.max_queued_jobs}")
         job = Job(stage, route, session, head, inputs, caller)
         self._check_room(job.num_bytes)
         self._queue.push(job)

@@ -165,7 +165,7 @@ class Control:
         return {
             **self._counters.snapshot(),
             "sessions": len(sessions),
-            "queued_jobs": len(self._queue),
+            "queued_jobs": self._queue.length,
             "queued_bytes": self._queue.num_bytes,
             "joins": sum(len(s.joins) for s in sessions),
             "join_bytes": self._sessions.join_gauge.num_bytes,

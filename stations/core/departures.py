@@ -62,9 +62,9 @@ class Departures:
             session, head = job.session, job.head
             if stage.has_cache:
                 session.computed()
-            if not self._is_current(job, "stale_results"):
-                continue
-            if batch.error is not None:
+            if head.epoch != session.epoch or session.is_closed or session.is_poisoned:
+                self._drop(job, "stale_results")
+            elif batch.error is not None:
                 session.cut_layers(stage.layer, stage.hi, head.first)
                 self._failures.fail_job(job, stage.layer, kernel_error(batch.error))
             elif batch.poisoned and index in batch.poisoned:
@@ -73,25 +73,24 @@ class Departures:
                 session.passed[job.stage.place] = head.first + head.rows
                 self._emit(job, batch.outputs[index])
 
-    def _is_current(self, job: Job, stale_event: str) -> bool:
-        session = job.session
-        if session.is_closed:
+    def _drop(self, job: Job, stale_event: str) -> None:
+        """Count a job whose session went on without it."""
+        if job.session.is_closed:
             self._failures.drop_job(job, "closed_drops", "is closed")
-        elif job.head.epoch != session.epoch:
+        elif job.head.epoch != job.session.epoch:
             self._failures.drop_job(job, stale_event, "has left that epoch")
-        elif session.is_poisoned:
-            self._failures.drop_job(job, "poisoned_frames", "is poisoned")
         else:
-            return True
-        return False
+            self._failures.drop_job(job, "poisoned_frames", "is poisoned")
 
     def _is_ready(self, job: Job) -> bool:
         """The tests when a job leaves the queue; at a cache its rows must continue what every layer holds."""
-        stage, session, first = job.stage, job.session, job.head.first
-        if not self._is_current(job, "stale_jobs"):
+        stage, session, head = job.stage, job.session, job.head
+        if head.epoch != session.epoch or session.is_closed or session.is_poisoned:
+            self._drop(job, "stale_jobs")
             return False
         if not stage.has_cache:
             return True
+        first = head.first
         for layer in range(stage.layer, stage.hi + 1):
             have = session.length(layer)
             if have == first:

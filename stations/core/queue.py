@@ -48,7 +48,7 @@ class Job:
 
 
 class JobQueue:
-    """Jobs by stage; `len` counts them, `num_bytes` their inputs."""
+    """Jobs by stage. `length` counts them, `num_bytes` their inputs."""
 
     def __init__(self, limits: StationLimits) -> None:
         self._max_decode_rows = limits.max_decode_rows
@@ -59,18 +59,15 @@ class JobQueue:
         self._draft: dict[StageKey, deque[Job]] = {}
         self._only: Job | None = None  # the job, while it is the only one: most batches never see a lane
         self._passed_over = 0
-        self._length = 0
+        self.length = 0
         self.num_bytes = 0
-
-    def __len__(self) -> int:
-        return self._length
 
     def push(self, job: Job) -> None:
         """Put a job behind what waits at its stage."""
         self.num_bytes += job.num_bytes
-        self._length += 1
+        self.length += 1
         job.session.queued += 1
-        if self._length == 1:
+        if self.length == 1:
             self._only = job
             return
         if self._only is not None:
@@ -185,5 +182,5 @@ class JobQueue:
 
     def _taken(self, job: Job) -> None:
         job.session.queued -= 1
-        self._length -= 1
+        self.length -= 1
         self.num_bytes -= job.num_bytes

@@ -83,16 +83,16 @@ class Station:
         self.take_outgoing: Callable[[], list[Outgoing]] = self._outbox.take
         self.sessions = SessionTable(limits, card.context_length, kv_row_bytes(card))
         self._routes = Routes(self.spans, card.num_layers, limits.max_routes)
-        self._queue = JobQueue(limits)
+        self.queue = JobQueue(limits)
         emitter = Emitter(self._outbox, self.counters, 0 if in_process else 1)
         failures = Failures(self.sessions, self._outbox, self.counters)
         self._arrivals = Arrivals(
-            self._queue, limits, Intake(card, limits), self.sessions, self._routes, self._outbox, self.counters,
+            self.queue, limits, Intake(card, limits), self.sessions, self._routes, self._outbox, self.counters,
             emitter, failures,
         )  # fmt: skip
-        self._departures = Departures(self._queue, backend, self._arrivals, self.counters, emitter, failures)
+        self._departures = Departures(self.queue, backend, self._arrivals, self.counters, emitter, failures)
         self._control = Control(
-            name, pid, now, limits, self.sessions, self._routes, self._queue, self._arrivals, self._outbox,
+            name, pid, now, limits, self.sessions, self._routes, self.queue, self._arrivals, self._outbox,
             self.counters,
         )  # fmt: skip
         self.next_batch: Callable[[], Batch | None] = self._departures.next_batch
@@ -100,7 +100,7 @@ class Station:
     @property
     def queued(self) -> int:
         """Jobs that wait."""
-        return len(self._queue)
+        return self.queue.length
 
     @property
     def is_draining(self) -> bool:

@@ -10,29 +10,44 @@ _WEIGHT = 0.2  # of a new sample in the moving average
 _MAX_JUMP = 4.0  # a sample counts at most this many times the average: one preemption must not banish a role
 
 
+class Estimate:
+    """Seconds of one kind and size of batch: a guess until the first sample, then a moving average."""
+
+    __slots__ = ("is_guess", "seconds")
+
+    def __init__(self, guess_s: float) -> None:
+        self.seconds = guess_s
+        self.is_guess = True
+
+    def learn(self, seconds: float) -> None:
+        """A batch like this took `seconds`."""
+        known = self.seconds
+        if self.is_guess:
+            self.seconds, self.is_guess = seconds, False
+        else:
+            self.seconds = known + _WEIGHT * ((seconds if seconds < _MAX_JUMP * known else _MAX_JUMP * known) - known)
+
+
 class CostModel:
-    """Moving averages of seconds by (what, rows up to a power of two). Unknown sizes are scaled from smaller ones."""
+    """Estimates by what is computed and by rows up to the next power of two."""
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[object, int], float] = {}
+        self._estimates: dict[tuple[object, int], Estimate] = {}
 
-    def predict(self, what: object, rows: int) -> float:
-        """Seconds that `rows` rows of `what` should take; infinity when nothing like it has run."""
+    def estimate(self, what: object, rows: int) -> Estimate:
+        """For `rows` rows of `what`; infinite when nothing like it has run, else scaled from fewer rows."""
         size = rows.bit_length()
-        known = self._seconds.get((what, size))
-        if known is not None:
-            return known
-        for smaller in range(size - 1, 0, -1):
-            known = self._seconds.get((what, smaller))
-            if known is not None:
-                return known * 2.0 ** (size - smaller)
-        return float("inf")
+        found = self._estimates.get((what, size))
+        if found is not None and not found.is_guess:
+            return found
+        return self._guess(what, size)
 
-    def learn(self, what: object, rows: int, seconds: float) -> None:
-        """A batch took `seconds`."""
-        key = (what, rows.bit_length())
-        known = self._seconds.get(key)
-        if known is None:
-            self._seconds[key] = seconds
-        else:
-            self._seconds[key] = known + _WEIGHT * (min(seconds, _MAX_JUMP * known) - known)
+    def _guess(self, what: object, size: int) -> Estimate:
+        guess_s = float("inf")
+        for smaller in range(size - 1, 0, -1):
+            known = self._estimates.get((what, smaller))
+            if known is not None and not known.is_guess:
+                guess_s = known.seconds * 2.0 ** (size - smaller)
+                break
+        found = self._estimates[what, size] = Estimate(guess_s)
+        return found

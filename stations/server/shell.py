@@ -14,14 +14,15 @@ from typing import Any
 
 from aeonflow import Heartbeat, Link, Message, bands
 from aeonflow.errors import AeonflowError, FrameTooLargeError, LinkClosedError, NotForYouError, UnsupportedError
+from aeonflow.turn import turn_of
 
 from ..core.batch import Batch
 from ..core.outgoing import Outgoing, ToLink, ToStation
 from ..core.station import Station
 from .compute_thread import ComputeThread
-from .costs import INLINE_LIMIT_S, CostModel
+from .costs import INLINE_LIMIT_S, CostModel, Estimate
 from .machine import resident_bytes
-from .peers import Dial, PeerOptions, Peers
+from .peers import Dial, Peer, PeerOptions, Peers
 
 TICK_S = 1.0
 TURN_S = 0.5e-3  # of inline batches in a row; then frames are read
@@ -48,6 +49,8 @@ class Shell:
         self.links: dict[int, Link] = {}
         self._loop = asyncio.get_running_loop()
         self._clock = clock
+        self._at_end_of_turn = turn_of(self._loop).schedule
+        self._events = station.counters.events
         self._answer_weights = answer_weights
         self._next_link = 0
         self._costs = CostModel()
@@ -131,51 +134,52 @@ class Shell:
             return
         station = self.station
         station.receive(number, stream, message.sequence, message.flags, message.payload, self._clock())
-        if not station.queued:
+        if not station.queue.length:
             self._send_outgoing()
             if stream == bands.CONTROL:
                 self._after_control()
-        elif self._running is None:
-            if len(station.sessions) == 1:  # nothing of another session can come to share the batch
-                self._pump()
-            elif not self._is_scheduled:
-                self._is_scheduled = True
-                self._loop.call_soon(self._scheduled_pump)
+        elif self._running is None and not self._is_scheduled:
+            self._is_scheduled = True
+            # Of one session alone nothing more can come to share the batch than this message holds. Of several, what
+            # other links have waiting is read first: one turn of the loop.
+            if len(station.sessions) == 1:
+                self._at_end_of_turn(self._pump)
+            else:
+                self._loop.call_soon(self._pump)
 
     def _after_control(self) -> None:
         if self.station.is_draining and self.on_drain is not None:
             on_drain, self.on_drain = self.on_drain, None
             on_drain()
 
-    def _scheduled_pump(self) -> None:
-        self._is_scheduled = False
-        self._pump()
-
     def _pump(self) -> None:
         """Compute what waits: inline while it is short, else by handing one batch to the thread."""
-        station, costs, clock = self.station, self._costs, time.perf_counter
-        events = station.counters.events
+        self._is_scheduled = False
+        station, clock = self.station, time.perf_counter
         begin = started = clock()
         while self._running is None and not self._is_closed:
             batch = station.next_batch()
             if batch is None:
                 break
-            if costs.predict(batch.stage.place, batch.rows) > INLINE_LIMIT_S:
+            estimate = self._costs.estimate(batch.stage.place, batch.rows)
+            if estimate.seconds > INLINE_LIMIT_S:
                 self._running = batch
                 self._running_since_s = self._clock()
-                events["batches_threaded"] += 1
-                self._thread.submit(partial(self._compute, batch), partial(self._computed, batch))
+                self._events["batches_threaded"] += 1
+                self._thread.submit(partial(self._compute, batch), partial(self._computed, batch, estimate))
                 break
-            events["batches_inline"] += 1
+            self._events["batches_inline"] += 1
             station.compute(batch)
             ended = clock()
-            self._finish(batch, ended - started)
-            started = ended
-            if ended - begin > TURN_S:
-                if station.queued and not self._is_scheduled:
-                    self._is_scheduled = True
-                    self._loop.call_soon(self._scheduled_pump)
+            estimate.learn(ended - started)
+            station.finish(batch, ended - started)
+            if not station.queue.length:
                 break
+            if ended - begin > TURN_S:
+                self._is_scheduled = True
+                self._loop.call_soon(self._pump)
+                break
+            started = clock()
         self._send_outgoing()
 
     def _compute(self, batch: Batch) -> None:
@@ -184,31 +188,29 @@ class Shell:
         self.station.compute(batch)
         batch.seconds = time.perf_counter() - began
 
-    def _computed(self, batch: Batch) -> None:
+    def _computed(self, batch: Batch, estimate: Estimate) -> None:
         self._running = None
         if not self._is_closed:
-            self._finish(batch, batch.seconds)
+            estimate.learn(batch.seconds)
+            self.station.finish(batch, batch.seconds)
             self._pump()
 
-    def _finish(self, batch: Batch, seconds: float) -> None:
-        self._costs.learn(batch.stage.place, batch.rows, seconds)
-        self.station.finish(batch, seconds)
-
     def _send_outgoing(self) -> None:
-        """Hand every effect to its link, then flush those used: what one turn made leaves together."""
-        while outgoing := self.station.take_outgoing():
-            used: dict[int, Any] = {}
+        """Hand every effect to its link, then flush those used: what one turn made leaves together, and now."""
+        take, find_peer = self.station.take_outgoing, self._peers.get
+        while outgoing := take():
+            used: list[Link | Peer] = []
             for effect in outgoing:
-                if type(effect) is ToLink:
+                if type(effect) is ToStation:
+                    peer = find_peer(effect.url)
+                    peer.send(effect)
+                    used.append(peer)
+                elif type(effect) is ToLink:
                     link = self.links.get(effect.link)
                     if link is not None:
                         self._send_on(link, effect)
-                        used[id(link)] = link
-                elif type(effect) is ToStation:
-                    peer = self._peers.get(effect.url)
-                    peer.send(effect)
-                    used[id(peer)] = peer
-            for target in used.values():
+                        used.append(link)
+            for target in used:
                 target.flush()
 
     def _send_on(self, link: Link, effect: ToLink) -> None:

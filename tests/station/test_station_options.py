@@ -91,20 +91,20 @@ def test_tls_is_for_those_who_ask() -> None:
 
 def test_costs_are_unknown_at_first_then_those_of_the_nearest_smaller_batch() -> None:
     costs = CostModel()
-    assert costs.predict("attn", 1) == float("inf")
-    costs.learn("attn", 1, 1e-4)
-    assert costs.predict("attn", 1) == 1e-4
-    assert costs.predict("attn", 2) == 2e-4
-    assert costs.predict("attn", 40) == pytest.approx(32e-4)
-    assert costs.predict("down", 1) == float("inf")
+    assert costs.estimate("attn", 40).seconds == costs.estimate("attn", 1).seconds == float("inf")
+    costs.estimate("attn", 1).learn(1e-4)
+    assert costs.estimate("attn", 1).seconds == 1e-4
+    assert costs.estimate("attn", 2).seconds == 2e-4
+    assert costs.estimate("attn", 40).seconds == pytest.approx(32e-4)
+    assert costs.estimate("down", 1).seconds == float("inf")
 
 
 def test_one_preempted_batch_does_not_banish_a_role_from_the_loop() -> None:
-    costs = CostModel()
+    estimate = CostModel().estimate("attn", 1)
     for _ in range(20):
-        costs.learn("attn", 1, 1e-4)
-    costs.learn("attn", 1, 30e-3)
-    assert costs.predict("attn", 1) < INLINE_LIMIT_S
+        estimate.learn(1e-4)
+    estimate.learn(30e-3)
+    assert estimate.seconds < INLINE_LIMIT_S
     for _ in range(40):
-        costs.learn("attn", 1, 30e-3)
-    assert costs.predict("attn", 1) > INLINE_LIMIT_S
+        estimate.learn(30e-3)
+    assert estimate.seconds > INLINE_LIMIT_S

@@ -124,7 +124,7 @@ def test_dropping_a_session_leaves_the_others_and_the_counts_right(queue: JobQue
     jobs = [job(a), job(b), job(a, 1, 8), job(b, 1, 8), job(a, 9, kind=Kind.DRAFT)]
     push(queue, *jobs)
     assert queue.drop(lambda one: one.session is a) == [jobs[0], jobs[2], jobs[4]]
-    assert (len(queue), a.queued, b.queued, a.prefills) == (2, 0, 2, {})
+    assert (queue.length, a.queued, b.queued, a.prefills) == (2, 0, 2, {})
     assert queue.take() == [jobs[1]]
     assert queue.take() == [jobs[3]]
     assert queue.num_bytes == 0
@@ -164,7 +164,7 @@ def test_every_job_leaves_once_and_each_session_in_order_at_each_stage(arrivals:
         queue.push(one)
         if takes.random() < 0.3:
             take()
-    while len(queue):
+    while queue.length:
         take()
     assert sorted(map(id, left)) == sorted(map(id, pushed))
     for session in who:

@@ -113,6 +113,12 @@ class FarField:
         self.z = np.zeros(q.shape[:2], np.float32)
         self.top = np.full(q.shape[:2], -np.inf, np.float32)
 
+    @property
+    def floats(self) -> int:
+        """f32 values held."""
+        m, dim = self._k.shape
+        return int(m * dim + len(self._q) * head_far_floats(m, dim))
+
     def add(self, k: F32, v: F32) -> None:
         """Rows k, v [n, dim] join the sums."""
         if not len(k):

@@ -74,8 +74,7 @@ class OverlayGroup:
         """Window, sinks, far field, and the scratch of one step: sink + window + 3 m values a head."""
         floats = self._sink_k.size + self._sink_v.size + self._k.size + self._v.size
         if self._far is not None:
-            m, dim = int(self._far.t.shape[1]), int(self._far.t.shape[2])
-            floats += m * dim + int(self.uses_far.sum()) * head_far_floats(m, dim)
+            floats += self._far.floats
         scratch = len(self._sink_k) + self.window + 3 * self._shape.landmarks
         return 4 * int(floats + len(self.uses_far) * scratch)
 

@@ -1,0 +1,147 @@
+"""Eviction: which rows stay, what they keep, and what attention sees afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stations.kv import Born, KvCache, KvShapeError, LayerKvCache, Recent, RollbackError, policy_named
+
+from .fast_attention import fast_attend
+from .kv_rows import bits, filled, some_rows
+
+
+def test_recent_keeps_the_newest_rows_and_the_threshold_is_reached_at_the_maximum() -> None:
+    stack = KvCache(2, 4, 8, 10)
+    stack.policy = Recent()
+    k = some_rows(1, 10, 4, 8)
+    for layer in stack.layers:
+        layer.append(k[:9], k[:9])
+    assert not stack.needs_eviction()
+    for layer in stack.layers:
+        layer.append(k[9:], k[9:])
+    assert stack.needs_eviction()
+    stack.evict(4)
+    assert not stack.needs_eviction()
+    for layer in stack.layers:
+        assert (layer.seq_len, layer.pos_len, layer.base, layer.head_len(0)) == (4, 10, 6, 4)
+        assert bits(layer.head_keys(2)) == bits(k[6:, 2])
+    assert stack.seq_len == 10
+
+
+def test_born_keeps_the_sink_the_newest_and_the_heaviest() -> None:
+    stack = KvCache(1, 1, 2, 16)
+    stack.policy = Born(1)
+    layer = stack.layers[0]
+    for position in range(8):
+        layer.append(np.full(2, position), np.full(2, position + 100))
+    layer.accumulate_imp(np.array([0.05, 0.05, 0.05, 5.0, 0.05, 0.05, 0.05, 0.05], np.float32))
+    stack.evict(4)
+    assert layer.positions.tolist() == [0, 3, 6, 7]
+    assert layer.head_keys(0)[:, 0].tolist() == [0, 3, 6, 7]
+    assert layer.head_values(0)[:, 0].tolist() == [100, 103, 106, 107]
+    assert layer.importance.tolist() == [np.float32(0.05), 5.0, np.float32(0.05), np.float32(0.05)]
+    assert (layer.seq_len, layer.pos_len, layer.base) == (4, 8, 0)
+
+
+def test_born_gives_ties_to_the_older_rows_and_never_exceeds_its_budget() -> None:
+    equal = np.ones(10, np.float32)
+    assert Born(2).kept(equal, 6).tolist() == [0, 1, 2, 7, 8, 9]
+    assert Born(4).kept(equal, 3).tolist() == [0, 1, 2]
+    assert Born(4).kept(equal, 5).tolist() == [0, 1, 2, 3, 9]
+    assert Born(0).kept(equal, 1).tolist() == [9]
+    assert Born().kept(equal, 10).tolist() == list(range(10))
+    assert Born().sink == 4
+    assert isinstance(KvCache(1, 1, 1, 1).policy, Born)
+
+
+@pytest.mark.parametrize("mode", ["q8k", "q8v", "q8", "f16"])
+def test_born_shrinks_both_storages_of_mixed_modes_and_keeps_matching_rows(mode: str) -> None:
+    cache = LayerKvCache(1, 4, mode)
+    for position in range(80):
+        cache.append(np.full(4, position * 0.01), np.full(4, float(position)))
+    cache.accumulate_imp(np.arange(80, dtype=np.float32))
+    before = cache.memory_bytes()
+    cache.evict(20, Born(4))
+    assert cache.head_len(0) == 20
+    assert cache.positions.tolist() == [0, 1, 2, 3, *range(64, 80)]
+    assert cache.memory_bytes() < before / 2
+    keys, values = cache.head_keys(0)[:, 0], cache.head_values(0)[:, 0]
+    assert np.abs(keys - cache.positions * 0.01).max() < 0.01
+    assert np.abs(values - cache.positions).max() < 0.5
+    assert cache.attend(np.ones(4, np.float32), 0)[0][0] > 30
+
+
+@pytest.mark.parametrize("mode", ["f32", "f16"])
+@pytest.mark.parametrize("policy", [Born(4), Recent()])
+def test_attention_after_eviction_is_dense_attention_with_the_dropped_rows_masked(
+    mode: str, policy: Born | Recent
+) -> None:
+    cache, k, v = filled(1, 16, 20, mode)
+    cache.accumulate_imp(some_rows(3, 1, 1, 20)[0, 0] + 1)
+    cache.evict(8, policy)
+    kept = cache.positions
+    cache.append(some_rows(8, 3, 1, 16), some_rows(9, 3, 1, 16))
+    masked = LayerKvCache(1, 16, mode)
+    masked.append(np.concatenate([k[kept], some_rows(8, 3, 1, 16)]), np.concatenate([v[kept], some_rows(9, 3, 1, 16)]))
+    assert cache.positions.tolist() == [*kept.tolist(), 20, 21, 22]
+    q = some_rows(5, 3, 2, 16, spread=3)  # three rows at once: each sees the kept rows and those before it
+    for first_row in (8, 9, 10):
+        rows = q[first_row - 8 :]
+        ours, theirs = np.zeros_like(rows), np.zeros_like(rows)
+        cache.attend_chunk(rows, first_row, 2, ours)
+        masked.attend_chunk(rows, first_row, 2, theirs)
+        assert bits(ours) == bits(theirs)
+        assert bits(fast_attend(cache, rows, first_row)) == bits(fast_attend(masked, rows, first_row))
+    # against every row with the dropped ones at −inf, in f64
+    full_k = np.concatenate([masked.head_keys(0)[: len(kept)], masked.head_keys(0)[len(kept) :]]).astype(np.float64)
+    scores = full_k @ q[2, 0].astype(np.float64) / 4
+    weights = np.exp(scores - scores.max())
+    expected = weights / weights.sum() @ masked.head_values(0).astype(np.float64)
+    assert np.abs(cache.attend(q[2, 0], 0)[0] - expected).max() < 1e-6
+
+
+def test_the_position_counter_is_not_the_row_count_after_eviction() -> None:
+    cache, k, v = filled(1, 4, 12)
+    cache.evict(5, Born(2))
+    assert (cache.seq_len, cache.pos_len) == (5, 12)
+    cache.append(k[:2], v[:2])
+    assert (cache.seq_len, cache.pos_len, cache.positions[-1]) == (7, 14, 13)
+    cache.evict(4, Born(2))
+    assert cache.positions.tolist() == [0, 1, 12, 13]
+    cache.truncate_to(14)
+    with pytest.raises(RollbackError, match="position 13"):
+        cache.truncate_to(13)
+    cache.append(k[:1], v[:1])
+    cache.truncate_last(1)
+    assert cache.pos_len == 14
+
+
+def test_an_evicted_cache_has_no_wire_record_unless_it_is_a_tail() -> None:
+    gapped, _, _ = filled(1, 4, 12)
+    gapped.evict(5, Born(2))
+    with pytest.raises(ValueError, match=r"5 rows from position 0 do not reach depth 12"):
+        try:
+            gapped.export_wire()
+        except Exception as error:
+            raise ValueError(str(error)) from error
+    tail, k, _ = filled(1, 4, 12)
+    tail.evict(5, Recent())
+    other = LayerKvCache(1, 4)
+    other.import_wire(tail.export_wire())
+    assert (other.base, other.seq_len, other.pos_len) == (7, 5, 12)
+    assert bits(other.head_keys(0)) == bits(k[7:, 0])
+
+
+def test_an_eviction_that_drops_nothing_changes_nothing_and_one_to_nothing_is_refused() -> None:
+    cache, _, _ = filled(1, 4, 12)
+    generation = cache.generation
+    assert cache.evict(12, Born()) == 0
+    assert cache.generation == generation
+    assert cache.evict(11, Born()) == 1
+    assert cache.generation != generation
+    with pytest.raises(KvShapeError, match="at least 1"):
+        cache.evict(0, Born())
+    with pytest.raises(KvShapeError, match="'oldest' is unknown"):
+        policy_named("oldest")
+    assert (policy_named("recent"), policy_named("born", 2)) == (Recent(), Born(2))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aeonflow.errors import LinkClosedError
 from aeonflow.link import Link
 from aeonflow.messages import Hello
 
@@ -17,24 +18,23 @@ if TYPE_CHECKING:
 
 
 class EmbeddedStation:
-    """A station with every role, made at the first dial. Called like any other way of dialling."""
+    """A station with every role. `start` it, then call it like any other way of dialling."""
 
-    def __init__(
-        self, *, model: str, kernels: str, threads: int, coalesce: bool, link_delay_s: float, hello: Hello
-    ) -> None:
-        self._model = model
-        self._kernels = kernels
-        self._threads = threads
+    def __init__(self, *, coalesce: bool, link_delay_s: float, hello: Hello) -> None:
         self._coalesce = coalesce
         self._link_delay_s = link_delay_s
         self._hello = hello
         self._station: Embedded | None = None
 
-    async def __call__(self, url: str, *, on_message: OnMessage, on_close: OnClose) -> Link:
+    async def start(self, *, model: str, kernels: str, threads: int) -> None:
+        """Open the model and load (the first time: compile) its kernels. Raises the errors of models and kernels."""
         from stations.embedded import Embedded
 
+        self._station = await Embedded.start(model=model, kernels=kernels, threads=threads)
+
+    async def __call__(self, url: str, *, on_message: OnMessage, on_close: OnClose) -> Link:
         if self._station is None:
-            self._station = await Embedded.start(model=self._model, kernels=self._kernels, threads=self._threads)
+            raise LinkClosedError(f"the embedded station {url} does not run")
         link = await self._station.connect(self._hello, coalesce=self._coalesce, link_delay_s=self._link_delay_s)
         link.on_message = on_message
         link.on_close = on_close

@@ -175,15 +175,10 @@ async def _embedded_station(options: LaunchOptions, network: Network, stack: Asy
     model = options.model
     if model.startswith("synthetic:"):
         model, _ = await find_model(model)
-    station = EmbeddedStation(
-        model=model,
-        kernels=options.kernels,
-        threads=options.threads or min(usable_cores(), MAX_SOLO_THREADS),
-        coalesce=options.coalesce,
-        link_delay_s=options.link_delay_ms / 1000,
-        hello=host_hello(),
-    )
+    threads = options.threads or min(usable_cores(), MAX_SOLO_THREADS)
+    station = EmbeddedStation(coalesce=options.coalesce, link_delay_s=options.link_delay_ms / 1000, hello=host_hello())
     stack.push_async_callback(station.close)
+    await station.start(model=model, kernels=options.kernels, threads=threads)
     link = StationLink(0, "memory:solo", station, name=SOLO, on_message=network.received, on_lost=network.lost)
     return Stations(
         [link], lambda links: make_plan(SOLO, links[0].hello.num_layers), options.name or SOLO, usable_cores()

@@ -5,6 +5,7 @@ The same core and the same shell as a station process, without sockets; its mess
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import os
 import time
@@ -12,6 +13,8 @@ import time
 from aeonflow import Hello, Link, memory_pair
 from aeonflow.errors import UnsupportedError
 
+from .core.station import Station
+from .models.folder import ModelFolder
 from .models.roles import all_roles, parse_roles
 from .models.serve import WeightsServer
 from .models.store import ModelStore
@@ -43,20 +46,26 @@ class Embedded:
         `roles` "" means every role. Raises the errors of models and kernels. BLAS and numba threads are the host
         process's own: set them before numpy is imported.
         """
-        folder = ModelStore.default(os.environ).open(model)
-        spans = parse_roles(roles, folder.card.num_layers) if roles else all_roles(folder.card.num_layers)
-        station, hello = make_station(
-            name,
-            folder,
-            spans,
-            kernels=kernels,
-            threads=threads,
-            kv_budget_bytes=kv_budget_bytes or int(physical_bytes() * KV_SHARE),
-            now=time.monotonic(),
-            pid=os.getpid(),
-            software=f"aeonflow {importlib.metadata.version('aeonflow')}",
-            in_process=True,
-        )
+
+        def load() -> tuple[ModelFolder, Station, Hello]:
+            folder = ModelStore.default(os.environ).open(model)
+            spans = parse_roles(roles, folder.card.num_layers) if roles else all_roles(folder.card.num_layers)
+            station, hello = make_station(
+                name,
+                folder,
+                spans,
+                kernels=kernels,
+                threads=threads,
+                kv_budget_bytes=kv_budget_bytes or int(physical_bytes() * KV_SHARE),
+                now=time.monotonic(),
+                pid=os.getpid(),
+                software=f"aeonflow {importlib.metadata.version('aeonflow')}",
+                in_process=True,
+            )
+            return folder, station, hello
+
+        # A first start may compile kernels for a minute: the loop belongs to the program that embeds the engine.
+        folder, station, hello = await asyncio.to_thread(load)
         return cls(Shell(station, _no_dial, answer_weights=WeightsServer(folder).answer_message), hello)
 
     async def connect(self, hello: Hello, *, coalesce: bool = True, link_delay_s: float = 0.0) -> Link:

@@ -196,6 +196,15 @@ class LayerKvCache(AttendFamily):
         queries = np.asarray(q, np.float32).reshape(num_heads, self.head_dim)
         out.reshape(queries.shape)[:] = ring.attend(queries, weights, rope, scale)
 
+    def bounded_chunk(
+        self, q: F32, k: F32, v: F32, weights: RingWeights, rope: RingRope, scale: float, num_heads: int, out: F32
+    ) -> None:
+        """`bounded_step` for every row of a chunk in turn: q, out [rows · heads · head_dim], k, v alike."""
+        keys, values = self._rows_of(k, "k"), self._rows_of(v, "v")
+        queries = np.asarray(q, np.float32).reshape(len(keys), num_heads, self.head_dim)
+        for i, row in enumerate(out.reshape(queries.shape)):
+            self.bounded_step(queries[i], keys[i], values[i], weights, rope, scale, num_heads, row)
+
     def bounded_snapshot(self) -> RingSnapshot:
         return self.bounded.snapshot()
 

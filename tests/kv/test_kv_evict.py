@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stations.kv import Born, KvCache, KvShapeError, LayerKvCache, Recent, RollbackError, policy_named
+from stations.kv import Born, KvCache, KvFormError, KvShapeError, LayerKvCache, Recent, RollbackError, policy_named
 
 from .fast_attention import fast_attend
 from .kv_rows import bits, filled, some_rows
@@ -120,11 +120,8 @@ def test_the_position_counter_is_not_the_row_count_after_eviction() -> None:
 def test_an_evicted_cache_has_no_wire_record_unless_it_is_a_tail() -> None:
     gapped, _, _ = filled(1, 4, 12)
     gapped.evict(5, Born(2))
-    with pytest.raises(ValueError, match=r"5 rows from position 0 do not reach depth 12"):
-        try:
-            gapped.export_wire()
-        except Exception as error:
-            raise ValueError(str(error)) from error
+    with pytest.raises(KvFormError, match="5 rows from position 0 do not reach depth 12"):
+        gapped.export_wire()
     tail, k, _ = filled(1, 4, 12)
     tail.evict(5, Recent())
     other = LayerKvCache(1, 4)

@@ -92,10 +92,10 @@ def test_a_linear_record_is_f32_whatever_the_flag_and_bound_to_its_identity(f16:
     stranger.wire_kind = RecordKind.LINEAR
     with pytest.raises(RecordError, match="operator identity 0000000000c0ffee in the record, 0000000000000000 here"):
         stranger.import_wire(record)
+    short = LayerKvCache(1, 4)
+    short.wire_identity = 0xC0FFEE
+    short.linear_advance(np.ones((1, 3), np.float32))
     with pytest.raises(RecordError, match="a recurrent state of 4 values, this layer's has 3"):
-        short = LayerKvCache(1, 4)
-        short.wire_identity = 0xC0FFEE
-        short.linear_advance(np.ones((1, 3), np.float32))
         short.import_wire(record)
 
 

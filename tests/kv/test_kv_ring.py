@@ -81,13 +81,16 @@ def test_a_ring_matches_dense_attention_with_rotated_keys_in_f64(windows: tuple[
 
 
 @pytest.mark.parametrize("chunk", [1, 32, 44, 128])
-def test_a_ring_does_not_depend_on_the_chunks_of_the_prompt(chunk: int) -> None:
+def test_ring_writes_in_chunks_of_a_prompt_equal_the_dense_suffix(chunk: int) -> None:
     whole = ring()
     expected = [step(whole, position) for position in range(300)]
-    layer, outs = ring(), []
-    for start in range(0, 300, chunk):  # rows a ring takes are a chunk's rows one by one
-        outs += [step(layer, position) for position in range(start, min(start + chunk, 300))]
-    assert [bits(o) for o in outs] == [bits(o) for o in expected]
+    layer, outs = ring(), np.zeros((300, HEADS * PER_KV * DIM), np.float32)
+    rows = [row(position) for position in range(300)]
+    for start in range(0, 300, chunk):
+        part = slice(start, min(start + chunk, 300))
+        q, k, v = (np.stack([r[i] for r in rows[part]]) for i in range(3))
+        layer.bounded_chunk(q, k, v, WEIGHTS, ROPE, SCALE, HEADS * PER_KV, outs[part])
+    assert bits(outs) == bits(np.stack(expected))
     assert layer.export_wire() == whole.export_wire()
     dense_suffix = np.stack([row(p)[1] for p in range(300 - WINDOW, 300)], axis=1)
     slots = np.arange(300 - WINDOW, 300) % WINDOW

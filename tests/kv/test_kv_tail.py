@@ -123,7 +123,7 @@ def test_a_rollback_that_would_miss_rows_of_the_window_is_refused() -> None:
     tail, _, _ = filled(1, 4, 40)
     tail.trim_window(10, 2, 4)
     assert (tail.base, tail.rollback_floor) == (28, 37)
-    with pytest.raises(RollbackError, match="position 36.*down to 37"):
+    with pytest.raises(RollbackError, match=r"position 36.*down to 37"):
         tail.truncate_last(4)
     tail.truncate_last(3)
     assert (tail.seq_len, tail.pos_len) == (9, 37)

@@ -196,13 +196,20 @@ class Shell:
             self._pump()
 
     def _send_outgoing(self) -> None:
-        """Hand every effect to its link, then flush those used: what one turn made leaves together, and now."""
+        """Hand every effect to its link, then flush those used: what one turn made leaves together, and now.
+
+        One pass alone has at most two outputs, for two stations: the first (n, on the critical path) does not wait for
+        the second to be framed.
+        """
         take, find_peer = self.station.take_outgoing, self._peers.get
         while outgoing := take():
             used: list[Link | Peer] = []
+            is_alone = len(outgoing) <= 2
             for effect in outgoing:
                 if type(effect) is ToStation:
                     peer = find_peer(effect.url)
+                    if is_alone and used and used[0] is not peer:
+                        used[0].flush()
                     peer.send(effect)
                     used.append(peer)
                 elif type(effect) is ToLink:

@@ -17,7 +17,7 @@ import ssl as ssl_module
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Unpack
 
 from .card import HostCard
 from .decode import Decoder, Outbox
@@ -27,7 +27,7 @@ from .generate import Generation, Seat, Setting
 from .launch import ConnectOptions, LaunchOptions, Stations, connected_stations, launched_stations
 from .network import Network
 from .pace import Pace
-from .request import Prompt, Request, check_count, make_request
+from .request import GenerateOptions, Prompt, Request, check_count, make_request
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
 from .setting import describe
@@ -36,6 +36,7 @@ from .status import engine_status, measured_pace
 DEADLINE_S = 60.0  # without any progress of a session; slow machines need seconds for a long prefill chunk
 IDLE_S = 3600.0  # after which stations forget a session that nobody used
 REJOIN_S = 20.0  # how long a new request waits for a lost station to come back
+PROBE_S, PROBE_FACTOR = 5.0, 20.0  # patience of `status` with its probe: so long, or so often what a token takes
 
 
 class Engine:
@@ -168,6 +169,11 @@ class Engine:
         return self.network.bundle.card
 
     @property
+    def probe_timeout_s(self) -> float:
+        """How long `status` waits for its probe token before it says that the fleet is not ready."""
+        return min(self.network.deadline_s, max(PROBE_S, PROBE_FACTOR * self._pace.token_s))
+
+    @property
     def setting(self) -> Setting:
         """Plan, route, kernels, transport, exactness: what every result says of how it was made."""
         route = self.network.route.route
@@ -175,14 +181,14 @@ class Engine:
             self._described = (route, self._describe(self.network))
         return self._described[1]
 
-    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """One answer to a text, chat messages ({role, content}) or token ids, as an async iterator of chunks.
 
         Options: max_tokens=256, temperature=0, top_k=0, top_p=1, min_p=0, seed=None, stop=None, raw=False,
         ignore_eos=False, logprobs=None, logits_hash=False, prefill_chunk=None. A text gets the chat template unless
         `raw`. Raises InvalidRequestError, with the value and what is allowed, before any station hears of it.
         """
-        return self.make_generation(OneAnswer(self), self.make_request(prompt, **options))
+        return self.make_generation(OneAnswer(self), self.make_request(prompt, options))
 
     def session(self) -> Session:
         """A conversation whose KV stays at the stations between turns."""
@@ -204,9 +210,9 @@ class Engine:
 
     # What sessions and generations ask.
 
-    def make_request(self, prompt: Prompt, **options: Any) -> Request:
+    def make_request(self, prompt: Prompt, options: GenerateOptions) -> Request:
         """The checked request, with the engine's own prefill chunk where none is given."""
-        if options.get("prefill_chunk") is None:
+        if self._prefill_chunk is not None and options.get("prefill_chunk") is None:
             options["prefill_chunk"] = self._prefill_chunk
         return make_request(self.network.bundle.text, self.card.context_length, self.card.vocab_size, prompt, **options)
 

@@ -22,7 +22,7 @@ from aeonflow.errors import (
     StationLostError,
     from_code,
 )
-from aeonflow.frames import Flags
+from aeonflow.frames import IS_VENT
 from aeonflow.link import Link
 from aeonflow.messages import Hello, Reply, Request, WeightsRequest, decode_reply, decode_vent, encode
 from host.contracts import StationProcess
@@ -206,7 +206,7 @@ class StationLink:
             self._on_message(self, message)
             return
         del self._pending[message.sequence]
-        pending[1](vent_error(message) if message.flags & Flags.VENT else message)
+        pending[1](vent_error(message) if IS_VENT[message.flags] else message)
 
     def _closed(self, error: AeonflowError | None) -> None:
         if self.state is not LinkState.READY:

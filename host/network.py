@@ -16,12 +16,13 @@ from aeonflow import bands
 from aeonflow.assembly import Message
 from aeonflow.errors import (
     AeonflowError,
+    DeadlineError,
     LinkClosedError,
     RemoteProtocolError,
     StationLostError,
     VersionMismatchError,
 )
-from aeonflow.frames import Flags
+from aeonflow.frames import IS_VENT
 from aeonflow.messages import Cancel, Close, GetCard, InstallRoute, Open, Opened, Resume, Resumed, Route, decode_vent
 
 from .card import ModelBundle, read_bundle
@@ -222,7 +223,7 @@ class Network:
     def received(self, station: StationLink, message: Message) -> None:
         """Everything that is no reply: answers of the chain, errors of passes."""
         try:
-            if message.flags & Flags.VENT:
+            if IS_VENT[message.flags]:
                 self._vented(station, message)
             elif message.stream == bands.HEAD and isinstance(self._passage, ChainPassage):
                 self._passage.receive(message.payload, self.sequences)
@@ -299,8 +300,11 @@ class Network:
         """The model's bundle, from the first station that embeds."""
         index = next(i for i, s in enumerate(self.plan.stations) if any(r.name == "embed" for r in s.roles))
         station = self.stations[index]
-        async with asyncio.timeout(BUNDLE_TIMEOUT_S):
-            reply = await station.ask(GetCard(), bands.WEIGHTS)
+        try:
+            async with asyncio.timeout(BUNDLE_TIMEOUT_S):
+                reply = await station.ask(GetCard(), bands.WEIGHTS)
+        except TimeoutError:
+            raise DeadlineError(f"station {station.name} sent no model card within {BUNDLE_TIMEOUT_S:g} s") from None
         self._bundle = read_bundle(reply.payload)
 
     # Deadlines.

@@ -37,6 +37,11 @@ class Pace:
         fixed_s = card.num_weights * WEIGHT_S + self.shape.num_calls * CALL_S
         self.costs = PassCosts(fixed_s, card.num_weights * ROW_WEIGHT_S, MIN_HOP_S)
 
+    @property
+    def token_s(self) -> float:
+        """Seconds that one row takes through all stations."""
+        return self.costs.fixed_s + self.costs.row_s + self.shape.num_hops * self.costs.hop_s
+
     def calibrate(self, one: Measured, more: Measured) -> None:
         """Costs from two probes of different numbers of rows."""
         row_s = (more.compute_s - one.compute_s) / (more.rows - one.rows)

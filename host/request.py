@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -15,6 +15,23 @@ from .text import Message, TextModel, validated_stops
 Prompt = str | Sequence[Message] | Sequence[int]
 
 DEFAULT_MAX_TOKENS = 256
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `generate`; what they do and their defaults: `Engine.generate`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    stop: str | Sequence[str] | None
+    raw: bool
+    ignore_eos: bool
+    logprobs: int | None
+    logits_hash: bool
+    prefill_chunk: int | None
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -8,12 +8,12 @@ since its logits are what the answer begins with.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from .decode import Decoder, Outbox
 from .errors import SessionBusyError
 from .generate import Generation
-from .request import Prompt, Request
+from .request import GenerateOptions, Prompt, Request
 from .sequence import TokenSequence
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class Session:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    def generate(self, prompt: Prompt, **options: Any) -> Generation:
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """The next answer; options as for `Engine.generate`. Raises SessionBusyError while another one runs."""
         if self._is_busy:
             raise SessionBusyError("this session is generating: wait for its answer, or cancel it")
         history = self._history(prompt, raw=bool(options.get("raw")))
-        request = self._engine.make_request(history if history is not None else prompt, **options)
+        request = self._engine.make_request(history if history is not None else prompt, options)
         return self._engine.make_generation(_Turn(self, history), request)
 
     async def close(self) -> None:

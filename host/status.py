@@ -12,6 +12,7 @@ from aeonflow.errors import AeonflowError
 from aeonflow.messages import Stats, StatsReply, decode_reply
 from aeonflow.tensors import Want
 
+from .deadline import who_is_behind
 from .links import LinkState, StationLink
 from .network import Network
 from .pace import Measured, Pace
@@ -21,7 +22,6 @@ from .sequence import Answer
 if TYPE_CHECKING:
     from .engine import Engine
 
-PROBE_TIMEOUT_S = 10.0
 STATS_TIMEOUT_S = 2.0
 PROBE_ROWS = 9  # enough beside one row to tell the cost of a row from that of a call
 
@@ -36,8 +36,11 @@ class ProbeResult:
         self.hops = hops
 
 
-async def probe(network: Network, *, rows: int = 1, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeResult:
-    """Send `rows` rows of token 0 through all stations. Raises what keeps them from arriving."""
+async def probe(network: Network, *, rows: int = 1, timeout_s: float) -> ProbeResult:
+    """Send `rows` rows of token 0 through all stations.
+
+    Raises what keeps them from arriving; after `timeout_s` DeadlineError, naming the station that holds them.
+    """
     loop = asyncio.get_running_loop()
     sequence = await network.open(rows)
     arrived: asyncio.Future[Answer] = loop.create_future()
@@ -46,8 +49,11 @@ async def probe(network: Network, *, rows: int = 1, timeout_s: float = PROBE_TIM
         sequence.on_error = lambda error: None if arrived.done() else arrived.set_exception(error)
         sent_s = loop.time()
         sequence.send([0] * rows, Want.LAST)
-        async with asyncio.timeout(timeout_s):
-            answer = await arrived
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await arrived
+        except TimeoutError:
+            raise await who_is_behind(network.route, network.stations, sequence, timeout_s) from None
         return ProbeResult(loop.time() - sent_s, answer.hops)
     finally:
         network.close_session(sequence)
@@ -59,14 +65,14 @@ async def measured_pace(network: Network, cores: int | None) -> Pace:
     `cores`: how many the stations share, None where each has its own. Inside one process a single probe is enough:
     nothing there depends on the measurement.
     """
-    first = await probe(network)
+    first = await probe(network, timeout_s=network.deadline_s)
     pace = Pace(network.bundle.card, shape_of(network.route, num_hops=first.hops, cores=cores))
     if not first.hops:
         return pace
     measured = []
     for rows in (1, PROBE_ROWS):
         before = await _compute_seconds(network)
-        probed = await probe(network, rows=rows)
+        probed = await probe(network, rows=rows, timeout_s=network.deadline_s)
         measured.append(Measured(rows, probed.seconds, await _compute_seconds(network) - before))
     pace.calibrate(*measured)
     return pace
@@ -85,9 +91,7 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
     probed: ProbeResult | None = None
     if network.is_ready:
         try:
-            probed = await probe(network)
-        except TimeoutError:
-            trouble = f"a probe token did not come back within {PROBE_TIMEOUT_S:g} s"
+            probed = await probe(network, timeout_s=engine.probe_timeout_s)
         except AeonflowError as error:
             trouble = str(error)
     else:

@@ -25,11 +25,12 @@ StartFleet = Callable[..., Awaitable[Fleet]]
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a generated llama-type model: 4 layers, hidden 64, vocabulary 512, context 4096."""
+    """Folder of a generated llama-type model: 4 layers, hidden 64, vocabulary 512, context 4096; its kernels compiled."""
+    from stations.kernels.warm import warm
     from stations.models.synthetic import build_synthetic
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    build_synthetic(TINY_SPEC, folder)
+    warm(build_synthetic(TINY_SPEC, folder), lambda stage, done, total: None)
     return folder
 
 

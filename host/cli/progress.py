@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -12,18 +13,27 @@ from host.result import Result
 from .cache import human_bytes
 from .output import note
 
+PATIENCE_S = 8.0  # ordinary starts take one to three seconds
+
 
 @contextlib.contextmanager
 def starting(what: str) -> Iterator[None]:
-    """A spinner on a terminal while the block runs; nothing elsewhere. Says how long it took."""
+    """A spinner on a terminal while the block runs; says how long it took, and why when that is long."""
     started = time.monotonic()
-    if sys.stderr.isatty():
-        from rich.console import Console
+    patience = threading.Timer(
+        PATIENCE_S, note, ("still starting; kernels that are not compiled yet take a minute, once",)
+    )
+    patience.start()
+    try:
+        if sys.stderr.isatty():
+            from rich.console import Console
 
-        with Console(stderr=True).status(f"starting {what}"):
+            with Console(stderr=True).status(f"starting {what}"):
+                yield
+        else:
             yield
-    else:
-        yield
+    finally:
+        patience.cancel()
     note(f"{what} is ready after {time.monotonic() - started:.1f} s")
 
 

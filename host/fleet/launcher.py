@@ -29,8 +29,8 @@ from .logs import StationLog
 from .spec import StationOptions
 from .station import FleetStation, RestartPolicy, StationContext, StationState
 
-STATION_START_S = 60.0  # a first start may compile kernels
-FLEET_START_S = 90.0  # and 2 s more for each station beyond 40
+STATION_START_S = 120.0  # a first start may compile kernels, on a slow machine
+FLEET_START_S = 180.0  # and 2 s more for each station beyond 40
 DRAIN_S = 7.0  # a station gives what it runs 5 s by itself
 STARTS_A_CORE = 2
 

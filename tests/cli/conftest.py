@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from host.cli.failure import run_app
+from host.fleet.state import cache_root
 
 COMMAND_TIMEOUT_S = 90
 
@@ -37,9 +38,12 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="session")
 def cli_home(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A cache folder that holds one model, `tiny`."""
+    """A cache folder that holds one model, `tiny`, and shares the user's compiled kernels."""
     home = tmp_path_factory.mktemp("home")
     shutil.copytree(tiny_model, home / "models" / "tiny")
+    compiled = cache_root(os.environ) / "jit"
+    compiled.mkdir(parents=True, exist_ok=True)
+    (home / "jit").symlink_to(compiled)
     return home
 
 

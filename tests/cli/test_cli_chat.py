@@ -12,7 +12,7 @@ from .conftest import Ended
 Run = Callable[..., Ended]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
-TINY = ("--model", "tiny", "--kernels", "reference")
+TINY = ("--model", "tiny")
 
 
 def test_each_line_is_answered_and_the_kv_is_kept(aeonflow: Run) -> None:

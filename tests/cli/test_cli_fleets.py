@@ -19,7 +19,7 @@ from .test_cli_run import Start, all_gone
 
 Run = Callable[..., Ended]
 
-TINY = ("--model", "tiny", "--kernels", "reference")
+TINY = ("--model", "tiny")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from .conftest import Ended
 Run = Callable[..., Ended]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
-TINY = ("--model", "tiny", "--kernels", "reference")
+TINY = ("--model", "tiny")
 LONG = ("--ignore-eos", "--max-tokens", "4000")
 
 KEYS = {

@@ -15,7 +15,7 @@ from host.plan import make_plan
 from .byte_proxy import ByteProxy
 
 WAIT_S = 30.0  # bound of every wait of these tests; none is expected to come near it
-KERNELS = "reference"
+KERNELS = "fast"
 LONG = {"max_tokens": 3000, "ignore_eos": True}
 
 

@@ -21,6 +21,7 @@ from aeonflow.errors import (
     FrameTooLargeError,
     LinkClosedError,
     OverloadedError,
+    StationLostError,
     VersionMismatchError,
 )
 
@@ -178,6 +179,7 @@ class Peers:
         self.rng = rng or random.Random()
         self._allowed_urls = allowed_urls
         self._peers: dict[str, Peer] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
 
     @property
     def links(self) -> list[Link]:
@@ -185,16 +187,27 @@ class Peers:
         return [peer.link for peer in self._peers.values() if peer.link is not None]
 
     def get(self, url: str) -> Peer:
-        """The peer at `url`, which must be a successor on an installed route."""
+        """The peer at `url`; StationLostError unless it is a successor on an installed route."""
         peer = self._peers.get(url)
         if peer is None:
-            assert url in self._allowed_urls(), f"{url} is no successor on any route"
+            if url not in self._allowed_urls():
+                raise StationLostError(f"{url} is no successor on any route here")
             peer = self._peers[url] = Peer(url, self)
         return peer
 
+    def retire(self) -> None:
+        """Let go of peers that no route names any more: a restarted station may have moved."""
+        if not self._peers:
+            return
+        allowed = self._allowed_urls()
+        for url in [url for url in self._peers if url not in allowed]:
+            task = asyncio.create_task(self._peers.pop(url).close(), name=f"retire {url}")
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
     async def close(self) -> None:
         peers, self._peers = self._peers, {}
-        await asyncio.gather(*(peer.close() for peer in peers.values()))
+        await asyncio.gather(*(peer.close() for peer in peers.values()), *self._retiring, return_exceptions=True)
 
 
 def _nothing_comes_back(message: Message) -> None:

@@ -13,7 +13,14 @@ from functools import partial
 from typing import Any
 
 from aeonflow import Heartbeat, Link, Message, bands
-from aeonflow.errors import AeonflowError, FrameTooLargeError, LinkClosedError, NotForYouError, UnsupportedError
+from aeonflow.errors import (
+    AeonflowError,
+    FrameTooLargeError,
+    LinkClosedError,
+    NotForYouError,
+    StationLostError,
+    UnsupportedError,
+)
 from aeonflow.turn import turn_of
 
 from ..core.batch import Batch
@@ -192,8 +199,10 @@ class Shell:
         self._running = None
         if not self._is_closed:
             estimate.learn(batch.seconds)
-            self.station.finish(batch, batch.seconds)
-            self._pump()
+            try:
+                self.station.finish(batch, batch.seconds)
+            finally:  # whatever went wrong with this batch, others wait
+                self._pump()
 
     def _send_outgoing(self) -> None:
         """Hand every effect to its link, then flush those used: what one turn made leaves together, and now.
@@ -207,7 +216,11 @@ class Shell:
             is_alone = len(outgoing) <= 2
             for effect in outgoing:
                 if type(effect) is ToStation:
-                    peer = find_peer(effect.url)
+                    try:
+                        peer = find_peer(effect.url)
+                    except StationLostError as error:  # its route was replaced while this was computed
+                        self.station.unsent(effect, error)
+                        continue
                     if is_alone and used and used[0] is not peer:
                         used[0].flush()
                     peer.send(effect)
@@ -253,5 +266,6 @@ class Shell:
 
     def _tick(self) -> None:
         self.station.tick(self._clock())
+        self._peers.retire()
         self._send_outgoing()
         self._ticker = self._loop.call_later(TICK_S, self._tick)

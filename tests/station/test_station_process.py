@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import ipaddress
 import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -17,15 +20,19 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from aeonflow import Link, bands, connect
 from aeonflow.errors import AuthenticationError, LinkClosedError
-from aeonflow.messages import GetCard, Open, Stats, decode_reply, encode
+from aeonflow.messages import GetCard, InstallRoute, Open, Route, StationAddress, Stats, decode_reply, encode
 from aeonflow.tensors import Port, Want, pack_tensors, unpack_tensors
 from stations.models.documents import decode_bundle
 from stations.models.folder import ModelFolder
 
-from .cores import PlainModel, f32, ids_tensor, tensor
+from .cores import ROUTE, PlainModel, carriers_of, f32, ids_tensor, tensor
 from .servers import HOST_HELLO, TOKEN
 
 WAIT_S = 60.0
@@ -238,6 +245,63 @@ async def test_missing_weights_are_fetched_from_another_station_before_it_is_rea
     ModelFolder.open(partial).verify()
     kept = sorted(path.name for path in (home / "models" / "tiny").glob("*.safetensors"))
     assert kept == ["attn.001.safetensors", "embed.safetensors"]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "station")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert_file.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert_file, key_file
+
+
+async def test_a_chain_over_tls_gives_the_same_logits(
+    model: ModelFolder, plain: PlainModel, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = map(str, certificate)
+    tls = ["--tls-cert", cert, "--tls-key", key, "--tls-ca", cert]
+    roles = ["embed,block:0-2", "head"]
+    context = ssl.create_default_context(cafile=cert)
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+    async with AsyncExitStack() as stack:
+        addresses, links = [], []
+        for index, role in enumerate(roles):
+            running = await stack.enter_async_context(station("--model", str(model.path), "--roles", role, *tls))
+            assert running.ready["url"].startswith("wss://127.0.0.1:")
+            addresses.append(StationAddress(f"s{index}", running.ready["url"]))
+            links.append(
+                await connect(
+                    running.ready["url"], hello=HOST_HELLO, token=TOKEN, ssl=context, on_message=answers.put_nowait
+                )
+            )
+        route = Route(ROUTE, 3, tuple(addresses), carriers_of(roles, 3))
+        for index, link in enumerate(links):
+            for request in (InstallRoute(route, index), Open(9, ROUTE, 64)):
+                await link.call(bands.CONTROL, encode(request), timeout_s=WAIT_S)
+        links[0].send(bands.EMBED, links[0].next_sequence(), pack_tensors([ids_tensor(IDS, want=Want.ALL)]))
+        (logits,) = unpack_tensors((await asyncio.wait_for(answers.get(), WAIT_S)).payload)
+        np.testing.assert_allclose(f32(logits), plain.logits(IDS), atol=1e-4)
+        assert logits.hop == 3
+        for link in links:
+            await link.close()
 
 
 async def test_strangers_are_turned_away_and_the_station_serves_on(model: ModelFolder) -> None:

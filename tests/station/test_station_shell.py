@@ -226,6 +226,19 @@ async def test_frames_are_read_and_answered_while_a_batch_is_computed(model: Mod
         assert host.stations[0].core.sessions.get(9).length(0) == 0
 
 
+async def test_outputs_for_a_station_that_left_the_route_meanwhile_are_reported(model: ModelFolder) -> None:
+    backend = Blocking(model)
+    async with serving(model, TRISPLIT, backends={0: backend}) as host:
+        await host.install()
+        await host.open()
+        host.links[3].send(bands.EMBED, 1, pack_tensors([ids_tensor([7])]))
+        assert await asyncio.to_thread(backend.entered.wait, WAIT_S)
+        await host.install(["", "ws://127.0.0.1:1", "ws://127.0.0.1:1"])
+        backend.released.set()
+        with pytest.raises(StationLostError, match="no successor on any route"):
+            await host.answer()
+
+
 async def test_short_batches_run_inline_once_their_cost_is_known(model: ModelFolder) -> None:
     async with serving(model, ["embed"]) as host:
         await host.ask(0, Open(9, 0, 64))
@@ -248,7 +261,7 @@ async def test_the_sessions_of_a_host_that_leaves_are_dropped_everywhere(model: 
             await link.close()
         async with asyncio.timeout(WAIT_S):
             while any(station.core.sessions.get(9) for station in host.stations):  # noqa: ASYNC110
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)
         assert [len(station.core.sessions) for station in host.stations] == [1, 0, 0, 0]
         await other.close()
 

@@ -91,7 +91,11 @@ class PicowsWire(Wire, picows.WSListener):
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         kind = frame.msg_type
-        if frame.rsv1 or frame.rsv2 or frame.rsv3:
+        if transport.is_close_frame_sent:
+            # Closing, by us or by picows, which goes on to hand out frames after a peer's fault: none counts any more.
+            if kind == _CLOSE:
+                transport.disconnect()
+        elif frame.rsv1 or frame.rsv2 or frame.rsv3:
             self._fault(RemoteProtocolError(f"{self.peer_url}: reserved bits of a WebSocket frame are set"), 1002)
         elif kind == _BINARY and frame.fin and self._fragments is None:
             self._deliver(frame.get_payload_as_bytes())
@@ -158,24 +162,20 @@ class PicowsWire(Wire, picows.WSListener):
             self._deliver(fragments)
 
     def _pong(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
-        if not self._is_closing:
-            transport.send_pong(frame.get_payload_as_bytes())
-            if self.is_congested and self._receiver is not None:
-                self._receiver.on_congested()
+        transport.send_pong(frame.get_payload_as_bytes())
+        if self.is_congested and self._receiver is not None:
+            self._receiver.on_congested()
 
     def _on_close_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
-        if not self._is_closing:
-            self._is_closing = True
-            payload = frame.get_payload_as_bytes()
-            code = int.from_bytes(payload[:2], "big") if payload else 1005
-            reason = payload[2:].decode(errors="replace")
-            self._lost_error = LinkClosedError(f"{self.peer_url} closed the connection: {code} {reason}".rstrip())
-            transport.send_close(picows.WSCloseCode.OK)
+        self._is_closing = True
+        payload = frame.get_payload_as_bytes()
+        code = int.from_bytes(payload[:2], "big") if payload else 1005
+        reason = payload[2:].decode(errors="replace")
+        self._lost_error = LinkClosedError(f"{self.peer_url} closed the connection: {code} {reason}".rstrip())
+        transport.send_close(picows.WSCloseCode.OK)
         transport.disconnect()
 
     def _fault(self, error: AeonflowError, close_code: int) -> None:
-        if self._is_closing:
-            return
         if self._receiver is None:
             self._lost_error = error
             self.close(close_code, str(error))

@@ -69,6 +69,7 @@ async def test_the_station_key_forwards_and_nothing_else(transport: str) -> None
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"401"),
         (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b"414"),
         (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 4000, b"431"),
+        (b"GET / HTTP/1.1\r\n" + (b"X: " + b"y" * 4000 + b"\r\n") * 5, b"431"),
         (b"\x16\x03\x01 not http at all\r\n\r\n", b""),
     ],
 )

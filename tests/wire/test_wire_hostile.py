@@ -96,6 +96,7 @@ async def test_broken_rules_close_one_connection_with_the_reason(server: tuple[S
     message, code, reason = BROKEN[case]
     async with stranger(listening.url) as client:
         await greeted(client)
+        await recorder.link()
         await client.send(message)
         said = await frames_of(client)
         found_code, found_reason = await end_of(client)
@@ -138,6 +139,7 @@ async def test_fragments_of_a_websocket_message_are_one_message(server: tuple[Se
 async def test_fragments_are_bounded_together(server: tuple[Server, Recorder]) -> None:
     async with stranger(server[0].url) as client:
         await greeted(client)
+        await server[1].link()
         await client.send([bytes(LIMIT // 2)] * 3)
         assert (await end_of(client))[0] == 1009
     assert isinstance(await server[1].closing(), ProtocolError)

@@ -29,10 +29,11 @@ class ChainPassage:
         self._vocab_size = vocab_size
         self._head_parts = sum(1 for c in route.carriers if c.role == "head")
         self._is_remote = stations[0].is_remote
-        self._embeds = [(stations[c.station], c.part) for c in route.carriers if c.role == "embed"]
+        first_parts = {c.station: c.part for c in reversed(route.carriers) if c.role == "embed"}
+        self._embeds = [(stations[index], part) for index, part in first_parts.items()]
 
     def send(self, sequence: TokenSequence, one: Pass) -> None:
-        """Ids to every embed part."""
+        """Ids to every station that embeds: one message serves all the parts it carries."""
         for station, part in self._embeds:
             tensor = one.tensor(
                 layer=0,
@@ -48,22 +49,36 @@ class ChainPassage:
             station.send(bands.EMBED, pack_tensors([tensor]))
 
     def receive(self, payload: bytes | bytearray | memoryview, sequences: Mapping[int, TokenSequence]) -> None:
-        """An answer of a head part; the last part completes the pass. Raises BadTensorError for nonsense."""
-        (tensor,) = unpack_tensors(payload)
+        """An answer of a head part; the last part completes the pass, and nonsense fails its session.
+
+        Raises BadTensorError for what cannot be read at all.
+        """
+        (tensor, *more) = unpack_tensors(payload)
         sequence = sequences.get(tensor.session)
         if sequence is None or not sequence.is_current(tensor.epoch):
             self.stale += 1
             return
+        try:
+            if more:
+                raise BadTensorError(f"a head answered with {1 + len(more)} tensors, 1 is expected")
+            answer = self._collect(sequence, tensor)
+        except BadTensorError as error:
+            sequence.failed(error)
+            return
+        if answer is not None:
+            sequence.answered(answer)
+
+    def _collect(self, sequence: TokenSequence, tensor: Tensor) -> Answer | None:
+        """The answer, once all head parts are there."""
         last = last_position(tensor)
-        if self._head_parts == 1:
-            parts = [tensor]
-        else:
+        parts = [tensor]
+        if self._head_parts > 1:
             parts = sequence.partial.setdefault(last, [])
             parts.append(tensor)
             if len(parts) < self._head_parts:
-                return
+                return None
             del sequence.partial[last]
-        sequence.answered(join_parts(last, parts, self._vocab_size, num_bytes=self._host_bytes(parts)))
+        return join_parts(last, parts, self._vocab_size, num_bytes=self._host_bytes(parts))
 
     def _host_bytes(self, parts: Sequence[Tensor]) -> int:
         if not self._is_remote:
@@ -73,7 +88,7 @@ class ChainPassage:
 
 
 def host_frame_bytes(num_embeds: int, num_heads: int, *, rows: int, answer_bytes: int) -> int:
-    """Bytes of the frames of one pass on the host's own links: ids to every embed part, answers of every head part."""
+    """Bytes of the frames of one pass on the host's own links: ids to embed stations, answers of head parts."""
     frames = (num_embeds + num_heads) * (HEADER_BYTES + PREFIX_BYTES)
     return frames + num_embeds * 4 * rows + answer_bytes
 

@@ -34,20 +34,3 @@ class StationProcess(Protocol):
     def log_tail(self, lines: int = 5) -> Sequence[str]:
         """The last lines the process wrote to stderr, oldest first."""
         ...
-
-
-class Fleet(Protocol):
-    """Station processes started for one plan; `stations` in the order of the plan's stations."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def token(self) -> str: ...
-
-    @property
-    def stations(self) -> Sequence[StationProcess]: ...
-
-    async def stop(self) -> None:
-        """Drain and stop every process; returns when none is left. Idempotent."""
-        ...

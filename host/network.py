@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from aeonflow import bands
 from aeonflow.assembly import Message
 from aeonflow.errors import (
@@ -229,9 +231,9 @@ class Network:
                 self._passage.receive(message.payload, self.sequences)
             else:
                 self.strays += 1
-        except AeonflowError as error:
+        except (AeonflowError, msgspec.MsgspecError) as error:
             self.strays += 1
-            logger.warning("station %s: %s", station.name, error)
+            logger.warning("station %s sent what cannot be read: %s", station.name, error)
 
     def _vented(self, station: StationLink, message: Message) -> None:
         vent = decode_vent(message.payload)

@@ -46,6 +46,6 @@ def _token_bytes(network: Network) -> tuple[int, int]:
     total = walk(network.plan, geometry, lambda call: 0.0, Link(0.0)).bytes
     if network.is_relay:
         return total, 0
-    embeds = sum(1 for c in network.route.carriers if c.role == "embed")
+    embeds = sum(1 for c in network.route.carriers if c.role == "embed")  # as the plan's model counts them
     heads = sum(1 for c in network.route.carriers if c.role == "head")
     return total, total - host_frame_bytes(embeds, heads, rows=1, answer_bytes=4 * card.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,21 @@ async def test_bytes_a_token_of_a_chain_are_those_its_links_carry(model: ModelFo
         wanted = inside * overhead + (1 + 3 * 4) * hidden + 4 * ffn
         wanted += 2 * overhead + 4 + 4 * card.vocab_size
         assert longer.bytes_per_token == first.bytes_per_token == wanted
+
+
+async def test_a_station_with_several_shards_gets_its_ids_once(
+    model: ModelFolder, oracle: tuple[str | None, tuple[int, ...]], tmp_path: Path
+) -> None:
+    plan = tmp_path / "mixed.toml"
+    plan.write_text(
+        '[[station]]\nname = "a"\nroles = ["embed:0/3", "embed:2/3", "block:0-1", "head:1/3"]\n'
+        '[[station]]\nname = "b"\nroles = ["embed:1/3", "block:2-3", "head:0/3", "head:2/3"]\n'
+    )
+    async with (
+        local_fleet(str(plan), model) as fleet,
+        Engine.connect(fleet.urls, token=TOKEN, transport="websockets") as engine,
+    ):
+        result = await engine.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True, logits_hash=True).collect()
+        assert (result.logits_hash, result.token_ids) == oracle
+        assert [station.core.counters.events["duplicate_parts"] for station in fleet.stations] == [0, 0]
+    assert await hash_and_tokens(str(plan), "relay", model) == oracle

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from aeonflow.errors import AeonflowError
 
-class StationsError(Exception):
-    """Root of what this package raises on purpose, beside the errors of the wire (`aeonflow.errors`)."""
+
+class StationsError(AeonflowError):
+    """Root of what this package raises on purpose, itself an `AeonflowError`: a host that embeds a station knows no
+    other."""
 
 
 class LayoutError(StationsError):

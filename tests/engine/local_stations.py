@@ -124,7 +124,7 @@ class LocalFleet:
         """Open sessions of each station."""
         return [station.num_sessions for station in self.stations]
 
-    async def until(self, holds: Callable[[LocalFleet], bool], timeout_s: float = 5.0) -> None:
+    async def until(self, holds: Callable[[LocalFleet], bool], timeout_s: float = 60.0) -> None:
         """Until the stations, which run in this loop, have come to where `holds` is true."""
         async with asyncio.timeout(timeout_s):
             while not holds(self):  # noqa: ASYNC110  there is no event for another side's inner state

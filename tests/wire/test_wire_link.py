@@ -101,6 +101,17 @@ async def test_a_call_too_large_to_send_leaves_nothing_in_flight() -> None:
         assert pair.client.calls_in_flight == 0
 
 
+async def test_a_peer_is_suspected_after_two_seconds_and_cleared_by_what_it_sends() -> None:
+    async with linked(MEMORY, options=LinkOptions(heartbeat_s=600, silence_s=600)) as pair:
+        assert not pair.client.is_suspected
+        pair.client._heart.heard_at -= 2.1
+        assert pair.client.is_suspected
+        assert pair.client.silence_s > 2
+        pair.server.send(ATTN, 1, b"")
+        await pair.at_client.count(1)
+        assert not pair.client.is_suspected
+
+
 async def test_two_replies_to_one_call_are_one_answer() -> None:
     async with linked(MEMORY) as pair:
 

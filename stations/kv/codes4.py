@@ -1,8 +1,7 @@
 """K and V in 4 bits, 0 to 15, with a scale and a minimum in f16: x ≈ minimum + scale · code.
 
 K shares them over 32 rows of a channel (K per row is ruined at few bits: its channels differ widely), V over 32
-channels of a row. K therefore only takes whole groups of 32 rows. A byte holds two codes: in K rows j (low) and
-16 + j (high) of a group, in V channels j and 16 + j.
+channels of a row. K therefore only takes whole groups of 32 rows.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ U8 = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
 GROUP = 32  # rows of a channel (K) or channels of a row (V) that share a scale and a minimum
 TOP = 15
+WORD_CODES = 8  # codes in a word of a K tile
+SHIFTS = np.arange(0, 4 * WORD_CODES, 4, dtype=np.uint32)
 F16_MAX = np.float32(65504)
 
 
@@ -42,37 +43,39 @@ def _halves(packed: npt.NDArray[np.generic]) -> tuple[F32, F32]:
 
 
 class Keys4:
-    """K in 4 bits: whole groups of 32 rows."""
+    """K in 4 bits: whole groups of 32 rows, which are two tiles of 16. Nibble n of word w of a tile is dim 8w + n."""
 
-    __slots__ = ("head_dim", "minima", "nibbles", "rows", "scales", "slots")
+    __slots__ = ("head_dim", "minima", "rows", "scales", "slots", "words")
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
         self.slots, self.head_dim, self.rows = slots, head_dim, 0
-        groups, dim = next_capacity(capacity, 0) // GROUP, padded(head_dim)
-        self.nibbles = aligned_zeros((slots, groups, dim, LANES), np.uint8)
-        self.scales = aligned_zeros((slots, groups, dim), np.float16)
-        self.minima = aligned_zeros((slots, groups, dim), np.float16)
+        rows, dim = next_capacity(capacity, 0), padded(head_dim)
+        self.words = aligned_zeros((slots, rows // LANES, dim // WORD_CODES, LANES), np.uint32)
+        self.scales = aligned_zeros((slots, rows // GROUP, dim), np.float16)
+        self.minima = aligned_zeros((slots, rows // GROUP, dim), np.float16)
 
     def reserve(self, rows: int) -> bool:
-        capacity = self.nibbles.shape[1] * GROUP
+        capacity = self.words.shape[1] * LANES
         if rows <= capacity:
             return False
-        groups, used = next_capacity(rows, capacity) // GROUP, self.rows // GROUP
-        self.nibbles = moved(self.nibbles, (self.slots, groups, *self.nibbles.shape[2:]), used)
-        self.scales = moved(self.scales, (self.slots, groups, self.scales.shape[2]), used)
-        self.minima = moved(self.minima, (self.slots, groups, self.minima.shape[2]), used)
+        grown, groups = next_capacity(rows, capacity), self.rows // GROUP
+        self.words = moved(self.words, (self.slots, grown // LANES, *self.words.shape[2:]), 2 * groups)
+        self.scales = moved(self.scales, (self.slots, grown // GROUP, self.scales.shape[2]), groups)
+        self.minima = moved(self.minima, (self.slots, grown // GROUP, self.minima.shape[2]), groups)
         return True
 
     def append(self, rows: F32) -> None:
         """A multiple of 32 rows."""
         self.reserve(self.rows + len(rows))
-        grouped = rows.reshape(-1, GROUP, self.slots, self.head_dim)
-        codes, scales, minima = encode4(grouped, axis=1)
-        at = slice(self.rows // GROUP, (self.rows + len(rows)) // GROUP)
-        packed = codes[:, :LANES] | codes[:, LANES:] << 4  # [groups, 16, slots, head_dim]
-        self.nibbles[:, at, : self.head_dim] = packed.transpose(2, 0, 3, 1)
-        self.scales[:, at, : self.head_dim] = scales.swapaxes(0, 1)
-        self.minima[:, at, : self.head_dim] = minima.swapaxes(0, 1)
+        codes, scales, minima = encode4(rows.reshape(-1, GROUP, self.slots, self.head_dim), axis=1)
+        wide = np.zeros((len(rows), self.slots, self.scales.shape[2]), np.uint32)
+        wide[..., : self.head_dim] = codes.reshape(rows.shape)
+        words = np.bitwise_or.reduce(wide.reshape(len(rows), self.slots, -1, WORD_CODES) << SHIFTS, axis=3)
+        at = slice(self.rows // LANES, (self.rows + len(rows)) // LANES)
+        self.words[:, at] = words.reshape(-1, LANES, *words.shape[1:]).transpose(2, 0, 3, 1)
+        groups = slice(self.rows // GROUP, (self.rows + len(rows)) // GROUP)
+        self.scales[:, groups, : self.head_dim] = scales.swapaxes(0, 1)
+        self.minima[:, groups, : self.head_dim] = minima.swapaxes(0, 1)
         self.rows += len(rows)
 
     def truncate(self, rows: int) -> None:
@@ -81,18 +84,21 @@ class Keys4:
 
     def gather(self, kept: I64) -> None:
         """Whole groups only."""
-        groups = kept[::GROUP] // GROUP
-        for array in (self.nibbles, self.scales, self.minima):
+        tiles, groups = kept[::LANES] // LANES, kept[::GROUP] // GROUP
+        self.words[:, : len(tiles)] = self.words[:, tiles]
+        for array in (self.scales, self.minima):
             array[:, : len(groups)] = array[:, groups]
         self.rows = len(kept)
 
     def _tiles(self, slot: int, first_group: int, upto_group: int) -> F32:
-        """Codes of whole groups as f32 [groups, 2, padded_dim, 16]."""
-        return np.stack(_halves(self.nibbles[slot, first_group:upto_group]), axis=1)
+        """Codes of whole groups as f32 [tiles, padded_dim, 16]."""
+        words = self.words[slot, 2 * first_group : 2 * upto_group]
+        codes = words[:, :, None, :] >> SHIFTS[:, None] & TOP
+        return cast(F32, codes.reshape(len(words), -1, LANES).astype(np.float32))
 
     def read(self, slot: int, first: int, upto: int) -> F32:
         lo, hi = first // GROUP, -(-upto // GROUP)
-        codes = self._tiles(slot, lo, hi).transpose(0, 1, 3, 2).reshape(hi - lo, GROUP, -1)
+        codes = self._tiles(slot, lo, hi).transpose(0, 2, 1).reshape(hi - lo, GROUP, -1)
         scale, minimum = (a[slot, lo:hi, None].astype(np.float32) for a in (self.scales, self.minima))
         rows = (codes * scale + minimum).reshape((hi - lo) * GROUP, -1)
         return cast(F32, rows[first - lo * GROUP : upto - lo * GROUP, : self.head_dim])
@@ -102,7 +108,7 @@ class Keys4:
 
     def describe(self, fields: I64) -> None:
         fields[Segment.K_FORM] = Form.Q4
-        fields[Segment.K], fields[Segment.K_STRIDE] = self.nibbles.ctypes.data, self.nibbles.strides[0]
+        fields[Segment.K], fields[Segment.K_STRIDE] = self.words.ctypes.data, self.words.strides[0]
         fields[Segment.K_SCALE], fields[Segment.K_SCALE_STRIDE] = self.scales.ctypes.data, self.scales.strides[0]
         fields[Segment.K_COLUMN] = self.minima.ctypes.data
 
@@ -112,7 +118,7 @@ class Keys4:
         for group in range(first // GROUP, -(-upto // GROUP)):
             scale, minimum = (a[slot, group].astype(np.float32) for a in (self.scales, self.minima))
             level = np.add.accumulate(q * minimum, axis=1, dtype=np.float32)[:, -1:]
-            scores = tile_dots(q * scale, self._tiles(slot, group, group + 1)[0]) + level
+            scores = tile_dots(q * scale, self._tiles(slot, group, group + 1)) + level
             start = group * GROUP
             lo, hi = max(first, start), min(upto, start + GROUP)
             out[:, lo - first : hi - first] = scores[:, lo - start : hi - start]
@@ -120,7 +126,7 @@ class Keys4:
 
 
 class Values4:
-    """V in 4 bits."""
+    """V in 4 bits. Byte j of a group holds channels j (low nibble) and 16 + j (high)."""
 
     __slots__ = ("head_dim", "minima", "nibbles", "rows", "scales", "slots")
 

@@ -16,7 +16,7 @@ def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
     """A C-contiguous zeroed array whose first byte is at a multiple of 64. Untouched pages cost nothing."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
-    raw = np.zeros(size + LINE_BYTES, np.uint8)
+    raw = np.zeros(size + 2 * LINE_BYTES, np.uint8)  # a line behind the end may be read
     start = -raw.ctypes.data % LINE_BYTES
     return raw[start : start + size].view(kind).reshape(shape)
 

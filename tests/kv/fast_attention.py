@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stations.kernels.fast.attention import attend_rows, scratch_bytes
+from stations.kernels.fast.attention import attend_rows
+from stations.kernels.fast.limits import attention_scratch_bytes
 from stations.kv import LayerKvCache
 from stations.kv.table import Header
 
@@ -22,7 +23,7 @@ def fast_attend(
     rows, num_heads, dim = q.shape
     per_kv = num_heads // cache.num_kv_heads
     out = np.full_like(q, 7)
-    size = scratch_bytes(first_row + rows, int(cache.table[Header.PADDED_DIM]))
+    size = attention_scratch_bytes(first_row + rows, int(cache.table[Header.PADDED_DIM]))
     scratch = np.full(size + 64, GUARD, np.uint8)
     table = cache.reserve(0)
     for kv_head in range(cache.num_kv_heads):

@@ -8,9 +8,12 @@ import pytest
 from stations.kv import LayerKvCache
 
 from .fast_attention import fast_attend
+from .fast_store import fast_append
 from .kv_rows import bits, filled, softmax_attention, some_rows
 
-MODES = ["f32", "f16"]
+EXACT = ["f32", "f16"]
+CODED = ["q8", "q8k", "q8v", "q4"]
+MODES = [*EXACT, *CODED]
 OPTIONS = [{}, {"window": 16}, {"window": 1}, {"window": 500}, {"softcap": 3.0}, {"scale": 0.4}]
 
 
@@ -18,7 +21,7 @@ OPTIONS = [{}, {"window": 16}, {"window": 1}, {"window": 500}, {"softcap": 3.0},
 @pytest.mark.parametrize(("dim", "per_kv"), [(64, 3), (8, 1), (24, 2), (80, 4), (128, 7), (32, 20)])
 def test_compiled_attention_is_close_to_the_plain_version(mode: str, dim: int, per_kv: int) -> None:
     cache, _, _ = filled(2, dim, 150, mode)
-    q = some_rows(5, 37, 2 * per_kv, dim, spread=2)
+    q = some_rows(5, 37, 2 * per_kv, dim, spread=1.5)
     sinks = some_rows(6, 1, 1, 2 * per_kv)[0, 0]
     for options in [*OPTIONS, {"window": 16, "softcap": 5.0, "sinks": sinks}]:
         cache.sinks = options.get("sinks")
@@ -46,15 +49,15 @@ def test_compiled_attention_matches_f64_at_32768_rows() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_rows_bits_do_not_depend_on_the_rows_and_heads_beside_it(mode: str, options: dict[str, float]) -> None:
-    cache, _, _ = filled(2, 40, 90, mode)
+    cache, _, _ = filled(2, 40, 190, mode)
     q = some_rows(5, 33, 10, 40, spread=3)
-    whole = fast_attend(cache, q, 57, **options)
+    whole = fast_attend(cache, q, 157, **options)
     for rows in (1, 2, 7, 16, 32):
         for start in range(0, 33, rows):
-            part = fast_attend(cache, q[start : start + rows], 57 + start, **options)
+            part = fast_attend(cache, q[start : start + rows], 157 + start, **options)
             assert bits(part) == bits(whole[start : start + rows])
     for heads in (1, 2, 3, 4):
-        assert bits(fast_attend(cache, q, 57, heads_at_once=heads, **options)) == bits(whole)
+        assert bits(fast_attend(cache, q, 157, heads_at_once=heads, **options)) == bits(whole)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -70,7 +73,7 @@ def test_masses_do_not_depend_on_the_chunk(mode: str) -> None:
     assert np.abs(whole.sum(axis=1) - 3).max() < 1e-5
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EXACT)
 @pytest.mark.parametrize("window", [1, 7, 39, 40, 100])
 def test_a_window_equals_a_cache_that_never_held_the_rows_before_it(mode: str, window: int) -> None:
     whole, k, v = filled(1, 16, 40, mode)
@@ -89,6 +92,29 @@ def test_rows_behind_the_newest_visible_one_are_never_read() -> None:
     assert bits(fast_attend(cache, q, 20)) == bits(before)
     cache.truncate_last(9)
     assert bits(fast_attend(cache, q, 20)) == bits(before)
+
+
+@pytest.mark.parametrize("dim", [64, 40, 8])
+@pytest.mark.parametrize(("mode", "recent"), [*((mode, None) for mode in MODES), ("q8", 20)])
+def test_compiled_code_stores_rows_bit_for_bit_as_the_plain_version(mode: str, recent: int | None, dim: int) -> None:
+    k, v = some_rows(1, 230, 2, dim, spread=5), some_rows(2, 230, 2, dim)
+    plain, compiled = (LayerKvCache(2, dim, mode, exact_recent=recent) for _ in range(2))
+    plain.append(k, v)
+    for part in (slice(0, 1), slice(1, 70), slice(70, 230)):
+        fast_append(compiled, k[part], v[part])
+    for head in range(2):
+        assert bits(compiled.head_keys(head)) == bits(plain.head_keys(head))
+        assert bits(compiled.head_values(head)) == bits(plain.head_values(head))
+    assert compiled.memory_bytes() == plain.memory_bytes()
+
+
+def test_halves_are_coded_away_from_zero_by_compiled_code_too() -> None:
+    row = np.zeros((1, 1, 32), np.float32)
+    row[0, 0, :6] = [127.0, 0.5, -0.5, 1.5, -2.5, np.nextafter(np.float32(0.5), np.float32(0))]
+    cache = LayerKvCache(1, 32, "q8")
+    fast_append(cache, row, row)
+    assert cache.head_keys(0)[0, :6].tolist() == [127, 1, -1, 2, -3, 0]
+    assert cache.head_values(0)[0, :6].tolist() == [127, 1, -1, 2, -3, 0]
 
 
 def test_kernels_write_rows_behind_reserved_room_and_commit_them() -> None:

@@ -10,72 +10,108 @@ Compiled code works on addresses: a layer's `table` (`stations/kv/table.py`) and
 
 from __future__ import annotations
 
-from stations.kv.table import HEADER_FIELDS, MAX_SEGMENTS, SEGMENT_FIELDS, Header, Segment
+from stations.kv.table import HEADER_FIELDS, SEGMENT_FIELDS, Form, Header, Segment
 
+from .attention_forms import VECTOR
 from .attention_ir import (
     GROUP,
-    VECTOR,
     WIDE,
     add_mass,
     clear,
     copy_row,
     divide_row,
     field,
+    fold_vectors,
     mask_scores,
+    multiply_rows,
+    multiply_vectors,
     scores,
     start_top,
     to_weights,
     weigh,
+    widen_halves,
 )
 from .compiled import compiled
+from .limits import MAX_QUERIES
 from .vector import LANES
 
-MAX_QUERIES = 16  # queries (rows × heads of one KV head) that share a pass; bounds the scratch
 ROW_BLOCK = 64  # rows handled for every query before the next ones are loaded: they stay in L1
 TILE_BLOCK = ROW_BLOCK // LANES
 
 _HEAD_DIM, _PADDED_DIM, _SEGMENTS = int(Header.HEAD_DIM), int(Header.PADDED_DIM), int(Header.SEGMENTS)
 _FIRST, _ROWS, _K_FORM, _V_FORM = int(Segment.FIRST), int(Segment.ROWS), int(Segment.K_FORM), int(Segment.V_FORM)
-
-
-def scratch_bytes(keys: int, padded_dim: int) -> int:
-    """Scratch of one thread for rows that see up to `keys` stored rows. At 32,768 keys of 64 dims: 2.1 MB."""
-    tiles = -(-keys // LANES) + 2 * MAX_SEGMENTS  # every segment may begin and end inside a tile
-    return MAX_QUERIES * (tiles + 1) * VECTOR + 2 * MAX_QUERIES * padded_dim * 4 + (MAX_QUERIES + 3) * VECTOR
+_K_COLUMN, _V_COLUMN = int(Segment.K_COLUMN), int(Segment.V_COLUMN)
+_V_SCALE, _V_SCALE_STRIDE = int(Segment.V_SCALE), int(Segment.V_SCALE_STRIDE)
+_Q8, _Q4 = int(Form.Q8), int(Form.Q4)
 
 
 @compiled
-def _score_tiles(segment, form, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride, queries):
+def _score_tiles(segment, form, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride, spare, queries):
     """Scores of every query against `tiles` tiles from `tile` on, TILE_BLOCK tiles at a time for all queries."""
+    if form == _Q8 and field(segment, _K_COLUMN) != 0:
+        column = field(segment, _K_COLUMN) + kv_head * q_stride
+        for n in range(queries):
+            multiply_vectors(spare + n * q_stride, q + n * q_stride, column, blocks)
+        q = spare
     for done in range(0, tiles, TILE_BLOCK):
         some = min(TILE_BLOCK, tiles - done)
         n = 0
         while n < queries:
             group = min(queries - n, GROUP)
             scores(form, group, segment, kv_head, tile + done, some, blocks, q + n * q_stride, q_stride, scale,
-                   out + n * out_stride + done * VECTOR, out_stride)  # fmt: skip
+                   out + n * out_stride + done * VECTOR, out_stride, spare + n * q_stride)  # fmt: skip
             n += group
 
 
 @compiled
-def _weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_stride, den, queries):
-    """Weighted sums and denominators over `rows` rows from `row` on, ROW_BLOCK rows at a time for all queries."""
-    spare = den + MAX_QUERIES * 4
+def _widen_scales(segment, kv_head, row, rows, groups, target, half):
+    """Scales of 4-bit V rows as f32 [rows, groups], minima `half` bytes behind."""
+    shift = kv_head * field(segment, _V_SCALE_STRIDE) + row * groups * 2
+    widen_halves(target, field(segment, _V_SCALE) + shift, rows * groups)
+    widen_halves(target + half, field(segment, _V_COLUMN) + shift, rows * groups)
+
+
+@compiled
+def _weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_stride, den, spare, scaled, queries):
+    """Weighted sums and denominators over `rows` rows from `row` on, ROW_BLOCK rows at a time for all queries.
+
+    8-bit rows are summed apart in `spare`, their weights times the row scales in `scaled`, and meet their columns last.
+    4-bit rows find their scales and minima in `scaled`.
+    """
+    to, stride, half = acc, w_stride, ROW_BLOCK * ((blocks + 1) // 2) * 4
+    if form == _Q8:
+        clear(spare, queries * blocks)
+        to, stride = spare, ROW_BLOCK * 4
     for done in range(0, rows, ROW_BLOCK):
         some = min(ROW_BLOCK, rows - done)
+        mass = w + done * 4
+        factor = mass
+        if form == _Q8:
+            scales = field(segment, _V_SCALE) + kv_head * field(segment, _V_SCALE_STRIDE) + (row + done) * 4
+            for n in range(queries):
+                multiply_rows(scaled + n * stride, mass + n * w_stride, scales, some)
+            factor = scaled
+        elif form == _Q4:
+            _widen_scales(segment, kv_head, row + done, some, (blocks + 1) // 2, scaled, half)
         n = 0
         while n < queries:
             group = min(queries - n, GROUP)
             column = 0
-            mass = den + n * 4
+            total = den + n * 4
             while column < blocks:
                 columns = WIDE if blocks - column >= WIDE else 1
-                weigh(form, group, segment, kv_head, row + done, some, column, columns, blocks,
-                      w + n * w_stride + done * 4, w_stride, acc + n * acc_stride + column * VECTOR, acc_stride,
-                      mass)  # fmt: skip
+                weigh(form, group, segment, kv_head, row + done, some, column, columns, blocks, factor + n * stride,
+                      stride, mass + n * w_stride, w_stride, to + n * acc_stride + column * VECTOR, acc_stride,
+                      total, scaled, half)  # fmt: skip
                 column += columns
-                mass = spare  # a row's weight counts once, with its first columns
+                total = den + MAX_QUERIES * 4  # a row's weight counts once, with its first columns
             n += group
+    if form == _Q8:
+        column = field(segment, _V_COLUMN)
+        if column != 0:
+            column += kv_head * acc_stride
+        for n in range(queries):
+            fold_vectors(acc + n * acc_stride, spare + n * acc_stride, column, blocks)
 
 
 @compiled
@@ -98,7 +134,9 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
     first = max(seen - window, 0) if window > 0 else 0
     queries_at = (scratch + VECTOR - 1) // VECTOR * VECTOR
     acc = queries_at + MAX_QUERIES * wide
-    den = acc + MAX_QUERIES * wide
+    spare = acc + MAX_QUERIES * wide
+    scaled = spare + MAX_QUERIES * wide
+    den = scaled + ROW_BLOCK * max(MAX_QUERIES, blocks + 1) * 4
     tops = den + 2 * VECTOR
     weights = tops + MAX_QUERIES * VECTOR
     stride = ((upto - first + LANES - 1) // LANES + 2 * segments) * VECTOR
@@ -113,7 +151,7 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
             tile = lo // LANES
             tiles = (hi + LANES - 1) // LANES - tile
             _score_tiles(segment, field(segment, _K_FORM), kv_head, tile, tiles, blocks, queries_at, wide, scale, at,
-                         stride, queries)  # fmt: skip
+                         stride, spare, queries)  # fmt: skip
             for n in range(queries):
                 row_upto = seen + n // heads - start
                 row_first = max(row_upto - window, lo) if window > 0 else lo
@@ -128,7 +166,7 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
         segment, start, lo, hi = _span(table, index, first, upto)
         if lo < hi:
             _weigh_rows(segment, field(segment, _V_FORM), kv_head, lo, hi - lo, blocks, at + lo % LANES * 4, stride,
-                        acc, wide, den, queries)  # fmt: skip
+                        acc, wide, den, spare, scaled, queries)  # fmt: skip
             at += ((hi + LANES - 1) // LANES - lo // LANES) * VECTOR
     for n in range(queries):
         divide_row(acc + n * wide, out + n // heads * out_row_bytes + n % heads * out_head_bytes, head_dim, den + n * 4)
@@ -158,8 +196,8 @@ def attend_rows(table, kv_head, head_lo, head_hi, q, q_row_bytes, q_head_bytes, 
     between rows and heads. Row i sees the first seen + i stored rows, at most the last `window` of them (0: all);
     the rows themselves are stored already. `scale` and `softcap` (0: off) are f32; `sinks` is the address of
     head_lo's logit, or 0. `mass`: 0, or the address of f32 [rows, ≥ seen + rows − 1], to which the probabilities of
-    these heads are added, one head after the other. `scratch`: `scratch_bytes(seen + rows − 1, padded_dim)` bytes
-    that no other thread uses.
+    these heads are added, one head after the other. `scratch`: `attention_scratch_bytes(seen + rows − 1, padded_dim)`
+    bytes that no other thread uses.
     """
     head = head_lo
     while head < head_hi:

@@ -10,9 +10,12 @@ ATTEND_ROWS = 16  # rows of one chunk of attention, about
 _LANES = 16
 _VECTOR_BYTES = 64
 _MAX_SEGMENTS = 4
+_ROW_BLOCK = 64  # rows of V weighed together
 
 
 def attention_scratch_bytes(keys: int, padded_dim: int) -> int:
     """Scratch of one thread for rows that see up to `keys` stored rows."""
     tiles = -(-keys // _LANES) + 2 * _MAX_SEGMENTS
-    return MAX_QUERIES * (tiles + 1) * _VECTOR_BYTES + 2 * MAX_QUERIES * padded_dim * 4 + 20 * _VECTOR_BYTES
+    weights = MAX_QUERIES * (tiles + 1) * _VECTOR_BYTES
+    prepared = _ROW_BLOCK * max(MAX_QUERIES, padded_dim // _LANES + 1) * 4  # weights or scales of rows at hand
+    return weights + MAX_QUERIES * 3 * padded_dim * 4 + prepared + 20 * _VECTOR_BYTES

@@ -12,6 +12,7 @@ from numba.core import cgutils
 
 from ...kv.table import HEADER_FIELDS, SEGMENT_FIELDS, Form, Header, Segment
 from .compiled import intrinsic, kernel
+from .kv_codes import store_keys8, store_values8
 from .machine import I, field, load_f32, store_f32
 from .rows import masked_vector
 from .vector import F32, I32, I64, LANES, V32, VI32, Emitter, const_i64
@@ -19,7 +20,7 @@ from .vector import F32, I32, I64, LANES, V32, VI32, Emitter, const_i64
 _SEQ, _SEGMENTS, _PADDED_DIM = int(Header.SEQ), int(Header.SEGMENTS), int(Header.PADDED_DIM)
 _FIRST, _K_FORM, _V_FORM = int(Segment.FIRST), int(Segment.K_FORM), int(Segment.V_FORM)
 _K, _K_STRIDE, _V, _V_STRIDE = int(Segment.K), int(Segment.K_STRIDE), int(Segment.V), int(Segment.V_STRIDE)
-_F16 = int(Form.F16)
+_F16, _Q8 = int(Form.F16), int(Form.Q8)
 _HALF_LANES = LANES // 2
 _SIGN = -0x80000000
 
@@ -91,6 +92,30 @@ def _scatter(e: Emitter, value: ir.Value, target: ir.Value, start: ir.Value, ste
 
 
 @kernel
+def _store_key(segment, head, row, source, head_dim, padded):
+    form = field(segment, _K_FORM)
+    if form == _Q8:
+        store_keys8(segment, head, row, source, head_dim, padded)
+    else:
+        half = 1 if form == _F16 else 0
+        size = 4 - 2 * half
+        tile = field(segment, _K) + head * field(segment, _K_STRIDE) + row // LANES * padded * LANES * size
+        _store_values(tile + row % LANES * size, LANES * size, source, head_dim, half)
+
+
+@kernel
+def _store_value(segment, head, row, source, head_dim, padded):
+    form = field(segment, _V_FORM)
+    if form == _Q8:
+        store_values8(segment, head, row, source, head_dim, padded)
+    else:
+        half = 1 if form == _F16 else 0
+        size = 4 - 2 * half
+        target = field(segment, _V) + head * field(segment, _V_STRIDE) + row * padded * size
+        _store_values(target, size, source, head_dim, half)
+
+
+@kernel
 def rotate_and_store(row, k, v, heads, kv_heads, head_dim, rope_dim, table_row, kv_table, index):
     """One row: Q rotated in place, K rotated in place and stored, V stored, as row SEQ + `index` of the cache.
 
@@ -102,13 +127,7 @@ def rotate_and_store(row, k, v, heads, kv_heads, head_dim, rope_dim, table_row, 
     last = kv_table + (HEADER_FIELDS + (field(kv_table, _SEGMENTS) - 1) * SEGMENT_FIELDS) * 8
     stored = field(kv_table, _SEQ) + index - field(last, _FIRST)
     padded = field(kv_table, _PADDED_DIM)
-    k_half = 1 if field(last, _K_FORM) == _F16 else 0
-    v_half = 1 if field(last, _V_FORM) == _F16 else 0
-    k_bytes, v_bytes = 4 - 2 * k_half, 4 - 2 * v_half
     for head in range(kv_heads):
-        source = k + head * head_dim * 4
-        _rotate_head(source, table_row, rope_dim)
-        tile = field(last, _K) + head * field(last, _K_STRIDE) + stored // LANES * padded * LANES * k_bytes
-        _store_values(tile + stored % LANES * k_bytes, LANES * k_bytes, source, head_dim, k_half)
-        target = field(last, _V) + head * field(last, _V_STRIDE) + stored * padded * v_bytes
-        _store_values(target, v_bytes, v + head * head_dim * 4, head_dim, v_half)
+        _rotate_head(k + head * head_dim * 4, table_row, rope_dim)
+        _store_key(last, head, stored, k + head * head_dim * 4, head_dim, padded)
+        _store_value(last, head, stored, v + head * head_dim * 4, head_dim, padded)

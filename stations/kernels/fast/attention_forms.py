@@ -1,0 +1,297 @@
+"""How each storage form of K and V is read in the inner loops of attention: load, widen, decode, multiply.
+
+One class a form. `emit_scores` writes the loop over tiles of 16 keys, `emit_weigh` the loop over V rows, both for 1 to
+4 queries at once, so that a tile or row is loaded and widened once for all of them. Arguments come by name in a
+namespace; `attention_ir.py` says what they are. Layouts: `stations/kv/table.py`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from stations.kv.table import Form, Segment
+
+from .vector import (
+    F32,
+    I32,
+    I64,
+    LANES,
+    V16,
+    V32,
+    VI8,
+    VI32,
+    ZERO,
+    Emitter,
+    const_f32,
+    const_i32,
+    const_i64,
+)
+
+CHAINS = 4  # fma chains of a score, dim mod 4
+VECTOR = LANES * 4
+
+Vectors = list[ir.Value]
+Chains = list[Vectors]
+
+
+def table_field(e: Emitter, segment: ir.Value, field: Segment) -> ir.Value:
+    return e.load(segment, 8 * int(field), I64, align=8)
+
+
+def strided(e: Emitter, base: ir.Value, stride: ir.Value, count: int) -> list[ir.Value]:
+    """Addresses base, base + stride, …"""
+    return [e.at(base, e.b.mul(stride, const_i64(n))) for n in range(count)]
+
+
+def head_start(e: Emitter, a: SimpleNamespace, what: Segment, stride: Segment) -> ir.Value:
+    """Address of one KV head's part of a stream."""
+    return e.at(table_field(e, a.segment, what), e.b.mul(a.kv_head, table_field(e, a.segment, stride)))
+
+
+def combined(e: Emitter, chains: list[ir.Value]) -> ir.Value:
+    """(0 + 1) + (2 + 3)."""
+    c = [e.b.load(chain) for chain in chains]
+    return e.b.fadd(e.b.fadd(c[0], c[1]), e.b.fadd(c[2], c[3]))
+
+
+def new_chains(e: Emitter, group: int) -> Chains:
+    return [[e.variable(ZERO) for _ in range(CHAINS)] for _ in range(group)]
+
+
+def reset(e: Emitter, sums: Chains) -> None:
+    for chains in sums:
+        for chain in chains:
+            e.b.store(ZERO, chain)
+
+
+class RowForm:
+    """Common to all: the loop over V rows. A form says what a row is and what its vectors are as f32."""
+
+    def row_bytes(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
+        raise NotImplementedError
+
+    def row_values(
+        self, e: Emitter, a: SimpleNamespace, row: ir.Value, start: ir.Value, columns: int
+    ) -> list[ir.Value]:
+        """`columns` vectors of row `row` (absolute) from a.column on; `start` is the row's address."""
+        raise NotImplementedError
+
+    def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
+        raise NotImplementedError
+
+    def emit_weigh(self, e: Emitter, group: int, columns: int, a: SimpleNamespace) -> None:
+        """acc[query] += w_j · v_j and den[query] += mass_j over `a.rows` rows from `a.row` on, in order."""
+        b = e.b
+        weights, masses = strided(e, a.w, a.w_stride, group), strided(e, a.mass, a.mass_stride, group)
+        targets = strided(e, a.acc, a.acc_stride, group)
+        sums = [[e.variable(e.load(t, c * VECTOR, V32, align=VECTOR)) for c in range(columns)] for t in targets]
+        totals = [e.variable(e.load(a.den, 4 * n, F32, align=4)) for n in range(group)]
+        row_bytes = self.row_bytes(e, a)
+        first = e.at(head_start(e, a, Segment.V, Segment.V_STRIDE), b.mul(a.row, row_bytes))
+        with cgutils.for_range(b, a.rows, intp=I64) as loop:
+            start = e.at(first, b.mul(loop.index, row_bytes))
+            values = self.row_values(e, a, b.add(a.row, loop.index), start, columns)
+            at = b.mul(loop.index, const_i64(4))
+            for n in range(group):
+                b.store(b.fadd(b.load(totals[n]), e.load(masses[n], at, F32, align=4)), totals[n])
+                weight = e.broadcast(weights[n], at)
+                for value, chain in zip(values, sums[n], strict=True):
+                    b.store(e.fma(value, weight, b.load(chain)), chain)
+        for target, chains in zip(targets, sums, strict=True):
+            for c, chain in enumerate(chains):
+                e.store(b.load(chain), target, c * VECTOR, align=VECTOR)
+        for n, total in enumerate(totals):
+            e.store(b.load(total), a.den, 4 * n, align=4)
+
+    def multiply_dims(
+        self, e: Emitter, sums: Chains, queries: list[ir.Value], at: ir.Value, keys: list[ir.Value]
+    ) -> None:
+        """chains += key of dim d · q_d for 16 dims whose queries lie at `at`."""
+        b = e.b
+        for d, key in enumerate(keys):
+            for query, chains in zip(queries, sums, strict=True):
+                chain = chains[d % CHAINS]
+                b.store(e.fma(key, e.broadcast(e.at(query, at), 4 * d), b.load(chain)), chain)
+
+
+class ExactForm(RowForm):
+    """Rows as they came: f32, or f16 widened on load."""
+
+    def __init__(self, form: Form) -> None:
+        self.bytes = 4 if form is Form.F32 else 2
+
+    def _load(self, e: Emitter, base: ir.Value, vector: int) -> ir.Value:
+        at = vector * LANES * self.bytes
+        if self.bytes == 4:
+            return e.load(base, at, V32, align=VECTOR)
+        return e.half_to_float(e.load(base, at, V16, align=32))
+
+    def row_bytes(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
+        return e.b.mul(a.blocks, const_i64(LANES * self.bytes))
+
+    def row_values(
+        self, e: Emitter, a: SimpleNamespace, row: ir.Value, start: ir.Value, columns: int
+    ) -> list[ir.Value]:
+        begin = e.at(start, e.b.mul(a.column, const_i64(LANES * self.bytes)))
+        return [self._load(e, begin, c) for c in range(columns)]
+
+    def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
+        """out[query, tile] = scale · Σ_d q_d k_d."""
+        b = e.b
+        factor = e.splat(a.scale)
+        queries, outs = strided(e, a.q, a.q_stride, group), strided(e, a.out, a.out_stride, group)
+        sums = new_chains(e, group)
+        block_bytes = const_i64(LANES * LANES * self.bytes)
+        first = head_start(e, a, Segment.K, Segment.K_STRIDE)
+        first = e.at(first, b.mul(a.tile, b.mul(a.blocks, block_bytes)))
+        with cgutils.for_range(b, a.tiles, intp=I64) as tile:
+            reset(e, sums)
+            start = e.at(first, b.mul(tile.index, b.mul(a.blocks, block_bytes)))
+            with cgutils.for_range(b, a.blocks, intp=I64) as block:
+                keys = e.at(start, b.mul(block.index, block_bytes))
+                loaded = [self._load(e, keys, d) for d in range(LANES)]
+                self.multiply_dims(e, sums, queries, b.mul(block.index, const_i64(VECTOR)), loaded)
+            for out, chains in zip(outs, sums, strict=True):
+                score = b.fmul(combined(e, chains), factor)
+                e.store(score, out, b.mul(tile.index, const_i64(VECTOR)), align=VECTOR)
+
+
+class Coded8Form(RowForm):
+    """8 bits. The queries come multiplied by the K columns, the weights by the V row scales."""
+
+    def _load(self, e: Emitter, base: ir.Value, vector: int) -> ir.Value:
+        return e.b.sitofp(e.b.sext(e.load(base, vector * LANES, VI8, align=16), VI32), V32)
+
+    def row_bytes(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
+        return e.b.mul(a.blocks, const_i64(LANES))
+
+    def row_values(
+        self, e: Emitter, a: SimpleNamespace, row: ir.Value, start: ir.Value, columns: int
+    ) -> list[ir.Value]:
+        begin = e.at(start, e.b.mul(a.column, const_i64(LANES)))
+        return [self._load(e, begin, c) for c in range(columns)]
+
+    def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
+        """out = scale · Σ_groups scale_group · Σ_{d in group} (q_d col_d) code_d, groups of 32 dims ascending."""
+        b = e.b
+        factor = e.splat(a.scale)
+        queries, outs = strided(e, a.q, a.q_stride, group), strided(e, a.out, a.out_stride, group)
+        sums, totals = new_chains(e, group), [e.variable(ZERO) for _ in range(group)]
+        block_bytes = const_i64(LANES * LANES)
+        groups = b.lshr(b.add(a.blocks, const_i64(1)), const_i64(1))
+        first = e.at(head_start(e, a, Segment.K, Segment.K_STRIDE), b.mul(a.tile, b.mul(a.blocks, block_bytes)))
+        scales = head_start(e, a, Segment.K_SCALE, Segment.K_SCALE_STRIDE)
+        scales = e.at(scales, b.mul(a.tile, b.mul(groups, const_i64(VECTOR))))
+        with cgutils.for_range(b, a.tiles, intp=I64) as tile:
+            for total in totals:
+                b.store(ZERO, total)
+            start = e.at(first, b.mul(tile.index, b.mul(a.blocks, block_bytes)))
+            tile_scales = e.at(scales, b.mul(tile.index, b.mul(groups, const_i64(VECTOR))))
+            with cgutils.for_range(b, groups, intp=I64) as part:
+                reset(e, sums)
+                begin = b.shl(part.index, const_i64(1))
+                left = b.sub(a.blocks, begin)
+                count = b.select(b.icmp_signed("<", left, const_i64(2)), left, const_i64(2))
+                with cgutils.for_range(b, count, intp=I64) as inner:
+                    block = b.add(begin, inner.index)
+                    keys = e.at(start, b.mul(block, block_bytes))
+                    loaded = [self._load(e, keys, d) for d in range(LANES)]
+                    self.multiply_dims(e, sums, queries, b.mul(block, const_i64(VECTOR)), loaded)
+                scale = e.load(tile_scales, b.mul(part.index, const_i64(VECTOR)), V32, align=VECTOR)
+                for total, chains in zip(totals, sums, strict=True):
+                    b.store(e.fma(combined(e, chains), scale, b.load(total)), total)
+            for out, total in zip(outs, totals, strict=True):
+                e.store(b.fmul(b.load(total), factor), out, b.mul(tile.index, const_i64(VECTOR)), align=VECTOR)
+
+
+class Coded4Form(RowForm):
+    """4 bits: minimum + scale · code. Tiles 2g and 2g + 1 are a group of 32 rows.
+
+    V finds the scales of the rows at hand as f32 [rows, groups] in `a.spare`, the minima `a.spare_half` behind.
+    """
+
+    def _codes(self, e: Emitter, nibbles: ir.Value) -> ir.Value:
+        """The lowest 4 bits of each lane as f32. By table or through the fraction of 2²³: the same bits."""
+        b = e.b
+        if e.target.has_permute:
+            table = ir.Constant(V32, [float(i) for i in range(16)])
+            return e.call("llvm.x86.avx512.permvar.sf.512", V32, table, nibbles)
+        fraction = b.or_(b.and_(nibbles, const_i32(15)), const_i32(0x4B000000))
+        return b.fsub(b.bitcast(fraction, V32), const_f32(8388608.0))
+
+    def row_bytes(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
+        return e.b.mul(self._groups(e, a), const_i64(LANES))
+
+    def _groups(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
+        return e.b.lshr(e.b.add(a.blocks, const_i64(1)), const_i64(1))
+
+    def row_values(
+        self, e: Emitter, a: SimpleNamespace, row: ir.Value, start: ir.Value, columns: int
+    ) -> list[ir.Value]:
+        b = e.b
+        begin = b.lshr(a.column, const_i64(1))
+        codes = e.at(start, b.mul(begin, const_i64(LANES)))
+        at = b.shl(b.add(b.mul(b.sub(row, a.row), self._groups(e, a)), begin), const_i64(2))
+        scales, minima = e.at(a.spare, at), e.at(e.at(a.spare, a.spare_half), at)
+        if columns == 1:  # one vector of a group, low or high half
+            shift = e.splat(b.trunc(b.shl(b.and_(a.column, const_i64(1)), const_i64(2)), I32))
+            code = self._codes(e, b.lshr(b.zext(e.load(codes, 0, VI8, align=16), VI32), shift))
+            return [e.fma(code, e.broadcast(scales, 0), e.broadcast(minima, 0))]
+        values = []
+        for part in range(columns // 2):
+            scale, minimum = e.broadcast(scales, 4 * part), e.broadcast(minima, 4 * part)
+            pair = b.zext(e.load(codes, part * LANES, VI8, align=16), VI32)
+            values += [e.fma(self._codes(e, nibbles), scale, minimum) for nibbles in (pair, b.lshr(pair, const_i32(4)))]
+        return values
+
+    def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
+        """out = scale · (Σ_d (q_d scale_d) code_d + Σ_d q_d minimum_d); q_d scale_d go through `a.spare`."""
+        b = e.b
+        factor = e.splat(a.scale)
+        queries, outs = strided(e, a.q, a.q_stride, group), strided(e, a.out, a.out_stride, group)
+        scaled = strided(e, a.spare, a.q_stride, group)
+        sums, levels = new_chains(e, group), [e.variable(ZERO) for _ in range(group)]
+        block_bytes = const_i64(2 * VECTOR)  # two words of 8 dims for each of 16 rows
+        tile_bytes = b.mul(a.blocks, block_bytes)
+        first = e.at(head_start(e, a, Segment.K, Segment.K_STRIDE), b.mul(a.tile, tile_bytes))
+        scales = head_start(e, a, Segment.K_SCALE, Segment.K_SCALE_STRIDE)
+        minima = e.at(
+            table_field(e, a.segment, Segment.K_COLUMN),
+            b.mul(a.kv_head, table_field(e, a.segment, Segment.K_SCALE_STRIDE)),
+        )
+        with cgutils.for_range(b, a.tiles, intp=I64) as loop:
+            rows = b.lshr(b.add(a.tile, loop.index), const_i64(1))
+            group_at = b.mul(rows, b.mul(a.blocks, const_i64(LANES * 2)))
+            group_scales, group_minima = e.at(scales, group_at), e.at(minima, group_at)
+            for level in levels:
+                b.store(ZERO, level)
+            with cgutils.for_range(b, a.blocks, intp=I64) as block:
+                at, half_at = b.mul(block.index, const_i64(VECTOR)), b.mul(block.index, const_i64(LANES * 2))
+                scale, minimum = (
+                    e.half_to_float(e.load(x, half_at, V16, align=32)) for x in (group_scales, group_minima)
+                )
+                for n in range(group):
+                    query = e.load(queries[n], at, V32, align=VECTOR)
+                    e.store(b.fmul(query, scale), scaled[n], at, align=VECTOR)
+                    b.store(e.fma(query, minimum, b.load(levels[n])), levels[n])
+            reset(e, sums)
+            start = e.at(first, b.mul(loop.index, tile_bytes))
+            with cgutils.for_range(b, a.blocks, intp=I64) as block:
+                keys = e.at(start, b.mul(block.index, block_bytes))
+                words = [e.load(keys, half * VECTOR, VI32, align=VECTOR) for half in range(2)]
+                loaded = [self._codes(e, b.lshr(words[d // 8], const_i32(4 * (d % 8)))) for d in range(LANES)]
+                self.multiply_dims(e, sums, scaled, b.mul(block.index, const_i64(VECTOR)), loaded)
+            for out, chains, level in zip(outs, sums, levels, strict=True):
+                score = b.fadd(combined(e, chains), e.splat(e.sum(b.load(level))))
+                e.store(b.fmul(score, factor), out, b.mul(loop.index, const_i64(VECTOR)), align=VECTOR)
+
+
+FORMS: dict[int, RowForm] = {
+    int(Form.F32): ExactForm(Form.F32),
+    int(Form.F16): ExactForm(Form.F16),
+    int(Form.Q8): Coded8Form(),
+    int(Form.Q4): Coded4Form(),
+}

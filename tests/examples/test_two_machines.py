@@ -72,21 +72,18 @@ def environment(model: Path, folder: Path, **more: str) -> dict[str, str]:
 @contextmanager
 def station(namespace: str, name: str, roles: str, address: str, env: dict[str, str]) -> Iterator[str]:
     """A station as the how-to starts it, on a free port; its address once it is ready."""
-    process = subprocess.Popen(
-        command(namespace, "station", name, roles, f"{address}:0"),
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
-    finally:
-        process.terminate()
-        process.wait(COMMAND_TIMEOUT_S)
-        assert process.stdout is not None
-        process.stdout.close()
+    words = command(namespace, "station", name, roles, f"{address}:0")
+    with subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+            try:
+                process.wait(COMMAND_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
 
 
 def ask(namespace: str, urls: list[str], env: dict[str, str]) -> dict[str, Any]:

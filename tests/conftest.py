@@ -25,7 +25,7 @@ StartFleet = Callable[..., Awaitable[Fleet]]
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a generated llama-type model: 4 layers, hidden 64, vocabulary 512, context 4096; its kernels compiled."""
+    """Folder of a generated llama-type model: 4 layers, hidden 64, vocabulary 512, context 4096; kernels compiled."""
     from stations.kernels.warm import warm
     from stations.models.synthetic import build_synthetic
 

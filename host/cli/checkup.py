@@ -156,11 +156,8 @@ def _compile_cache() -> Finding:
     folder = cache_root(os.environ) / "jit"
     files = [p for p in folder.rglob("*") if p.is_file()] if folder.is_dir() else []
     if not files:
-        return Finding(
-            "note",
-            "compiled kernels",
-            f"none in {folder} yet: a pull or the first start compiles them, which takes up to a minute",
-        )
+        first = "a pull or the first start compiles them, which takes up to a minute"
+        return Finding("note", "compiled kernels", f"none in {folder} yet: {first}")
     size = sum(p.stat().st_size for p in files)
     return Finding("ok", "compiled kernels", f"{len(files)} files, {human_bytes(size)} in {folder}")
 

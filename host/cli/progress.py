@@ -14,15 +14,14 @@ from .cache import human_bytes
 from .output import note
 
 PATIENCE_S = 8.0  # ordinary starts take one to three seconds
+STILL_STARTING = "still starting; kernels that are not compiled yet take a minute, once"
 
 
 @contextlib.contextmanager
 def starting(what: str) -> Iterator[None]:
     """A spinner on a terminal while the block runs; says how long it took, and why when that is long."""
     started = time.monotonic()
-    patience = threading.Timer(
-        PATIENCE_S, note, ("still starting; kernels that are not compiled yet take a minute, once",)
-    )
+    patience = threading.Timer(PATIENCE_S, note, (STILL_STARTING,))
     patience.start()
     try:
         if sys.stderr.isatty():

@@ -47,7 +47,9 @@ class Session:
         self.messages: list[dict[str, str]] = []
         self._engine = engine
         self._sequence: TokenSequence | None = None
+        self._decoder: Decoder | None = None
         self._is_busy = False
+        self._decoder = None
         self._used_s = 0.0
 
     async def __aenter__(self) -> Self:
@@ -65,7 +67,9 @@ class Session:
         return self._engine.make_generation(_Turn(self, history), request)
 
     async def close(self) -> None:
-        """Forget the conversation at every station."""
+        """Forget the conversation at every station; an answer under way is cancelled."""
+        if self._decoder is not None:
+            self._decoder.cancel()
         sequence, self._sequence = self._sequence, None
         if sequence is not None:
             self._engine.network.close_session(sequence)
@@ -89,7 +93,8 @@ class Session:
         except BaseException:
             self._is_busy = False
             raise
-        turn.decoder = decoder
+        if not decoder.is_over:
+            turn.decoder = self._decoder = decoder
         return decoder
 
     async def _prepare(self, request: Request) -> TokenSequence:
@@ -116,6 +121,7 @@ class Session:
     def _ended(self, turn: _Turn, sequence: TokenSequence) -> None:
         """A generation on this session is over, for whatever reason."""
         self._is_busy = False
+        self._decoder = None
         self._used_s = self._engine.clock()
         if sequence.oldest_in_flight is not None and not sequence.is_closed:
             self._engine.network.cancel(sequence)

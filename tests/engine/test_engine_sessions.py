@@ -131,6 +131,15 @@ async def test_closing_a_session_frees_its_rows_at_every_station(engine: Engine,
     await fleet.until(lambda stations: not any(stations.sessions()))
 
 
+async def test_closing_a_session_cancels_the_answer_under_way(engine: Engine, fleet: LocalFleet) -> None:
+    session = engine.session()
+    generation = session.generate("Hello", max_tokens=400, ignore_eos=True)
+    await anext(generation)
+    await session.close()
+    assert (await generation.collect()).finish_reason == "cancelled"
+    await fleet.until(lambda stations: not any(stations.sessions()))
+
+
 async def test_a_lost_station_does_not_end_a_conversation(engine: Engine, fleet: LocalFleet) -> None:
     ids = list(range(10, 50))
     async with engine.session() as session:

@@ -27,7 +27,7 @@ from cryptography.x509.oid import NameOID
 
 from aeonflow import Link, bands, connect
 from aeonflow.errors import AuthenticationError, LinkClosedError
-from aeonflow.messages import GetCard, InstallRoute, Open, Route, StationAddress, Stats, decode_reply, encode
+from aeonflow.messages import Drain, GetCard, InstallRoute, Open, Route, StationAddress, Stats, decode_reply, encode
 from aeonflow.tensors import Port, Want, pack_tensors, unpack_tensors
 from stations.models.documents import decode_bundle
 from stations.models.folder import ModelFolder
@@ -122,12 +122,16 @@ async def test_a_ready_station_says_where_and_what_it_is_and_serves_a_pass(
         await link.close()
 
 
-async def test_sigterm_drains_says_goodbye_and_exits_with_0(model: ModelFolder) -> None:
+@pytest.mark.parametrize("asked_by", ["signal", "host"])
+async def test_a_station_told_to_leave_says_goodbye_and_exits_with_0(model: ModelFolder, asked_by: str) -> None:
     async with station("--model", str(model.path), "--roles", "embed") as running:
         closed: asyncio.Queue[Any] = asyncio.Queue()
         link = await running.connect()
         link.on_close = closed.put_nowait
-        running.process.send_signal(signal.SIGTERM)
+        if asked_by == "signal":
+            running.process.send_signal(signal.SIGTERM)
+        else:
+            await link.call(bands.CONTROL, encode(Drain()), timeout_s=WAIT_S)
         assert await running.end() == 0
         assert await asyncio.wait_for(closed.get(), WAIT_S) is None
         assert link.goodbye is not None

@@ -98,13 +98,18 @@ def _weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc
             group = min(queries - n, GROUP)
             column = 0
             total = den + n * 4
-            while column < blocks:
-                columns = WIDE if blocks - column >= WIDE else 1
-                weigh(form, group, segment, kv_head, row + done, some, column, columns, blocks, factor + n * stride,
+            while column + WIDE <= blocks:
+                weigh(form, group, segment, kv_head, row + done, some, column, WIDE, blocks, factor + n * stride,
                       stride, mass + n * w_stride, w_stride, to + n * acc_stride + column * VECTOR, acc_stride,
                       total, scaled, half)  # fmt: skip
-                column += columns
+                column += WIDE
                 total = den + MAX_QUERIES * 4  # a row's weight counts once, with its first columns
+            for last in range(column, blocks):
+                for m in range(n, n + group):
+                    total = den + m * 4 if last == 0 else den + MAX_QUERIES * 4
+                    weigh(form, 1, segment, kv_head, row + done, some, last, 1, blocks, factor + m * stride, stride,
+                          mass + m * w_stride, w_stride, to + m * acc_stride + last * VECTOR, acc_stride, total, scaled,
+                          half)  # fmt: skip
             n += group
     if form == _Q8:
         column = field(segment, _V_COLUMN)

@@ -63,7 +63,7 @@ def weigh(
     typing, form, group, segment, kv_head, row, rows, column, columns, blocks, w, w_stride, mass, mass_stride, acc,
     acc_stride, den, spare, spare_half,
 ):  # fmt: skip
-    """`columns` (1 or WIDE) vectors of `rows` V rows from (`row`, `column`) on join `group` sums.
+    """`columns` (WIDE, or 1 for one query) vectors of `rows` V rows from (`row`, `column`) on join `group` sums.
 
     w: f32 [rows] a query, `w_stride` apart, multiplies the rows; mass likewise is summed into den f32 [group]; acc:
     f32 [16 · columns] a query, `acc_stride` apart; spare: what 4-bit rows were prepared with.
@@ -76,7 +76,8 @@ def weigh(
 
         def body(form):
             def wide(columns):
-                _choose(e, a.group, range(1, GROUP + 1), lambda group: FORMS[form].emit_weigh(e, group, columns, a))
+                groups = range(1, GROUP + 1) if columns == WIDE else (1,)
+                _choose(e, a.group, groups, lambda group: FORMS[form].emit_weigh(e, group, columns, a))
 
             _choose(e, a.columns, (1, WIDE), wide)
 

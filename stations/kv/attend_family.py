@@ -51,13 +51,14 @@ class AttendFamily(LayerRows):
 
     def attend_chunk(
         self, q: F32, first_row: int, num_heads: int, out: F32, scale: float | None = None, window: int | None = None,
-        softcap: float = 0.0, keep_importance: bool = True,
+        softcap: float = 0.0, keep_importance: bool = True, settled: int | None = None,
     ) -> None:  # fmt: skip
         """Causal attention of a chunk whose rows are stored already: query i sees stored rows up to first_row + i.
 
         q and out f32 [rows · num_heads · head_dim]; `window` rows at most are visible (None: all); the layer's
         `sinks` apply. Every row's result is what `attend_group_upto` gives for it, bit for bit. The rows'
-        probabilities are added to `importance`, one row after the other.
+        probabilities are added to `importance`, one row after the other; those of rows at or above position `settled`
+        (None: no row) are held until they are accepted.
         """
         queries = np.asarray(q, np.float32).reshape(-1, num_heads, self.head_dim)
         results = out.reshape(queries.shape)
@@ -67,8 +68,12 @@ class AttendFamily(LayerRows):
             at = slice(g * per_kv, (g + 1) * per_kv)
             results[:, at] = self._attend_rows(queries[:, at], g, first_row, scale, window, softcap, at, mass)
         if mass is not None:
-            for row in mass:
-                self.accumulate_imp(row)
+            position = self._next - self._store.rows + first_row
+            for i, row in enumerate(mass):
+                if settled is None or position + i < settled:
+                    self.accumulate_imp(row)
+                else:
+                    self.hold_imp(position + i, row)
 
     def _attend_rows(
         self, q: F32, kv_head: int, first_row: int, scale: float | None, window: int | None, softcap: float,

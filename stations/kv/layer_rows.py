@@ -202,9 +202,9 @@ class LayerRows:
             )
         dropped = min(count, self.seq_len)
         self._store.truncate(self.seq_len - dropped)
-        self._importance.truncate(self.seq_len)
-        self._abs_max.rows_changed(self.seq_len)
         self._next -= dropped
+        self._importance.truncate(self.seq_len, self._next)
+        self._abs_max.rows_changed(self.seq_len)
         self._describe()
 
     def truncate_to(self, position: int) -> None:
@@ -333,6 +333,15 @@ class LayerRows:
     def accumulate_imp(self, probs: F32) -> None:
         """Add a mass per stored row (as many as are given) to `importance`."""
         self._importance.add(np.asarray(probs, np.float32)[: self.seq_len])
+
+    def hold_imp(self, position: int, probs: F32) -> None:
+        """The mass that the row at `position` gives while it may still be rejected: added once `settle` passes it,
+        forgotten when it is taken back."""
+        self._importance.hold(position, np.asarray(probs, np.float32)[: self.seq_len])
+
+    def settle(self, position: int) -> None:
+        """Every row below `position` is final: the mass they were holding joins `importance`."""
+        self._importance.settle(position)
 
     def rows_bytes(self) -> int:
         """Bytes of K, V, scales, columns and importance; padding and spare room are not counted."""

@@ -78,6 +78,25 @@ def test_truncated_importance_does_not_come_back_with_new_rows() -> None:
     assert cache.importance.tolist() == [1.0, 2.0, 0.0]
 
 
+def test_rows_in_doubt_hold_their_mass_apart_until_they_are_accepted() -> None:
+    k, v, q = some_rows(1, 40, 2, 8), some_rows(2, 40, 2, 8), some_rows(3, 40, 4, 8)
+    plain, speculative = LayerKvCache(2, 8), LayerKvCache(2, 8)
+    plain.append(k, v)
+    plain.attend_chunk(q, 0, 4, np.zeros_like(q))
+    at = 0
+    for accepted in (1, 5, 0, 2, 7, 3, 1, 4, 9, 8):
+        rows = slice(at, at + 9)
+        speculative.append(k[rows], v[rows])
+        speculative.attend_chunk(q[rows], at, 4, np.zeros_like(q[rows]), settled=at)
+        at += accepted
+        speculative.settle(at)
+        speculative.truncate_to(at)
+        first = speculative.importance
+        assert (first[:at] >= 0).all()
+    assert at == 40
+    assert bits(speculative.importance) == bits(plain.importance)
+
+
 @pytest.mark.parametrize(("heads", "dim"), [(0, 4), (2, 0)])
 def test_a_layer_without_heads_or_dims_is_refused(heads: int, dim: int) -> None:
     with pytest.raises(KvShapeError, match=f"{heads} KV heads of {dim} dims"):

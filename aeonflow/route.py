@@ -4,8 +4,10 @@ A station never stores edges: it holds the whole table (`messages.Route`) and as
 (`docs/protocol.md`, *Chains*):
 
     embed part i      → x (part i)  to the holder of layer 0's input
-    attn l            → n to gate_up l, h to down l
+    attn l            → n to gate_up l, h to down l; of a layer cut into ffn slices n to every slice of l, and h to
+                        whoever takes the input of layer l+1
     gate_up l         → u to down l
+    ffn l, slice i    → f (part i) to whoever takes the input of layer l+1, which adds x = h + the sum of the slices
     down l, block ..l → x to the holder of layer l+1's input, after the last layer to every head part
     head part i       → logits (part i) or the acknowledgement to the host
 """
@@ -47,6 +49,15 @@ def holder(route: Route, role: str, layer: int) -> Carrier:
     raise PlanError(f"no station carries {role} of layer {layer}")
 
 
+def ffn_slices(route: Route, layer: int) -> list[Carrier]:
+    """The slices of the ffn of `layer` in order; empty where the layer is not cut so. PlanError when one is missing."""
+    found = sorted((c for c in route.carriers if c.role == "ffn" and c.lo <= layer <= c.hi), key=lambda c: c.part)
+    if found and [(c.part, c.parts) for c in found] != [(part, found[0].parts) for part in range(found[0].parts)]:
+        there = ", ".join(f"{c.part}/{c.parts}" for c in found)
+        raise PlanError(f"ffn of layer {layer}: slices {there} on the route; 0/k to k-1/k are needed, each once")
+    return found
+
+
 def num_parts(route: Route, role: str) -> int:
     """How many shards `role` (embed or head) has on this route."""
     return max((c.parts for c in route.carriers if c.role == role), default=0)
@@ -55,6 +66,8 @@ def num_parts(route: Route, role: str) -> int:
 def successors(route: Route, role: str, layer: int) -> list[Hop]:
     """Output edges of `role` at `layer` (for a block: its last layer). Empty for the head: it answers the host."""
     if role == "attn":
+        if slices := ffn_slices(route, layer):
+            return [*(Hop(c.station, bands.FFN, layer, Port.N) for c in slices), *_into(route, layer + 1, Port.H)]
         gate_up, down = holder(route, "gate_up", layer), holder(route, "down", layer)
         return [
             Hop(gate_up.station, bands.GATE_UP, layer, Port.N),
@@ -62,12 +75,20 @@ def successors(route: Route, role: str, layer: int) -> list[Hop]:
         ]
     if role == "gate_up":
         return [Hop(holder(route, "down", layer).station, bands.DOWN, layer, Port.U)]
-    if role in ("down", "block", "embed"):
-        entry = 0 if role == "embed" else layer + 1
-        return [
-            Hop(c.station, bands.ROLE_STREAMS[c.role], 0 if c.role == "head" else entry, Port.X)
-            for c in input_holders(route, entry)
-        ]
+    if role in ("down", "block"):
+        return _into(route, layer + 1, Port.X)
+    if role == "embed":
+        return _into(route, 0, Port.X)
+    if role == "ffn":
+        return _into(route, layer + 1, Port.F)
     if role == "head":
         return []
     raise PlanError(f"role {role!r} has no place in a chain")
+
+
+def _into(route: Route, layer: int, port: Port) -> list[Hop]:
+    """`port` to whoever takes the input of `layer`."""
+    return [
+        Hop(c.station, bands.ROLE_STREAMS[c.role], 0 if c.role == "head" else layer, port)
+        for c in input_holders(route, layer)
+    ]

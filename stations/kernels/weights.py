@@ -12,7 +12,7 @@ from aeonflow.errors import UnsupportedError
 
 from ..layout import PackedMatrix, slice_rows
 from ..models.card import ModelCard
-from ..models.roles import RoleSpan, layer_roles
+from ..models.roles import SLICED_ROLE, RoleSpan, layer_roles
 
 F32 = npt.NDArray[np.float32]
 
@@ -31,7 +31,14 @@ class GivenRoles:
     """The roles and layers a backend serves; anything else is refused by name."""
 
     def __init__(self, spans: Iterable[RoleSpan]) -> None:
-        self.pairs = layer_roles(spans)
+        given = list(spans)
+        self.pairs = layer_roles(span for span in given if span.role != SLICED_ROLE)
+        self.slices = {
+            (layer, span.part, span.parts)
+            for span in given
+            if span.role == SLICED_ROLE
+            for layer in range(span.lo, span.hi + 1)
+        }
 
     def layers(self, role: str) -> list[int]:
         return sorted(layer for name, layer in self.pairs if name == role)
@@ -41,6 +48,12 @@ class GivenRoles:
         if (role, layer) not in self.pairs:
             given = ", ".join(f"{r}:{n}" for r, n in sorted(self.pairs))
             raise UnsupportedError(f"these kernels were not given {role} of layer {layer}; they have {given}")
+
+    def require_slice(self, layer: int, part: int, parts: int) -> None:
+        """Raises UnsupportedError for an ffn slice that was not given."""
+        if (layer, part, parts) not in self.slices:
+            given = ", ".join(f"{p}/{k} of layer {n}" for n, p, k in sorted(self.slices)) or "no slice"
+            raise UnsupportedError(f"these kernels were not given ffn slice {part}/{parts} of layer {layer}: {given}")
 
 
 def qkv_parts(weights: Weights, layer: int) -> list[PackedMatrix]:

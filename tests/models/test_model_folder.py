@@ -265,6 +265,21 @@ def test_role_lists_are_read_and_refused_by_item() -> None:
         parse_roles("embed,attn:0-3", 3)
 
 
+def test_an_ffn_slice_is_a_role_of_layers_and_a_part_and_needs_the_files_of_gate_up_and_down(tmp_path: Path) -> None:
+    spans = parse_roles("ffn:0-1:1/2,ffn:2:3/8", 3)
+    assert spans == (RoleSpan("ffn", 0, 1, 1, 2), RoleSpan("ffn", 2, 2, 3, 8))
+    assert ",".join(map(str, spans)) == "ffn:0-1:1/2,ffn:2-2:3/8"
+    assert layer_roles(spans[1:]) == {("gate_up", 2), ("down", 2)}
+    model = build_synthetic(SPEC, tmp_path / "m")
+    needed = {entry.name for entry in model.manifest.files_for(spans[:1])}
+    assert needed == {f"{role}.{layer:03d}.safetensors" for role in ("gate_up", "down") for layer in (0, 1)}
+    for text in ("ffn", "ffn:0-2", "ffn:0/2", "ffn:0-2:2/2", "ffn:0-2:0/3", "ffn:0-2:0/16", "ffn:0-2:0/1", "ffn:0-2:0"):
+        with pytest.raises(UnsupportedModelError, match="ffn"):
+            parse_roles(text, 3)
+    with pytest.raises(UnsupportedModelError, match="'ffn:2-3:0/2': layers 2-3, the model has 0-2"):
+        parse_roles("ffn:2-3:0/2", 3)
+
+
 def test_the_store_lists_finds_and_removes(tmp_path: Path) -> None:
     store = ModelStore(tmp_path)
     assert store.list() == []

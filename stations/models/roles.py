@@ -57,7 +57,7 @@ def all_roles(num_layers: int) -> tuple[RoleSpan, ...]:
 
 
 def layer_roles(spans: Iterable[RoleSpan]) -> set[tuple[str, int]]:
-    """(role, layer) pairs that the spans need: `block` taken apart into attn, gate_up and down, `ffn` into the last two."""
+    """(role, layer) pairs that the spans need: `block` taken apart into attn, gate_up and down, `ffn` into two."""
     needed: set[tuple[str, int]] = set()
     for span in spans:
         if span.role in END_ROLES:

@@ -11,7 +11,6 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from .codes8 import round_away
 from .memory import LANES, aligned_zeros, padded
 from .streams import F32, I64, add_weighted, blocks_of, moved, next_capacity, tile_dots
 from .table import Form, Segment
@@ -26,15 +25,21 @@ F16_MAX = np.float32(65504)
 
 
 def encode4(values: F32, axis: int) -> tuple[U8, F16, F16]:
-    """Codes of `values` over groups that fill `axis` (length 32), scales and minima without that axis."""
+    """Codes of `values` over groups that fill `axis` (length 32), scales and minima without that axis.
+
+    Both are rounded to f16 first; the codes are those nearest to (x − minimum) / scale, ties to even.
+    """
     low = np.clip(values.min(axis=axis), -F16_MAX, F16_MAX).astype(np.float16)
-    minimum = np.expand_dims(low.astype(np.float32), axis)
-    reach = (values.max(axis=axis, keepdims=True) - minimum) / np.float32(TOP)
-    step = np.clip(reach, 0, F16_MAX).astype(np.float16)
-    scale = step.astype(np.float32)
-    codes = round_away((values - minimum) / np.where(scale > 0, scale, np.float32(1)))
-    codes = np.where(scale > 0, np.clip(codes, 0, TOP), np.float32(0))
-    return codes.astype(np.uint8), step.squeeze(axis), low
+    minimum = low.astype(np.float32)
+    scale = np.clip((values.max(axis=axis) - minimum) / np.float32(TOP), 0, F16_MAX).astype(np.float16)
+    step = scale.astype(np.float32)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    codes = values - np.expand_dims(minimum, axis)
+    codes *= np.expand_dims(inverse, axis)
+    np.rint(codes, out=codes)
+    np.minimum(codes, np.float32(TOP), out=codes)
+    np.maximum(codes, np.float32(0), out=codes)
+    return codes.astype(np.uint8), scale, low
 
 
 def _halves(packed: npt.NDArray[np.generic]) -> tuple[F32, F32]:
@@ -54,8 +59,12 @@ class Keys4:
         self.scales = aligned_zeros((slots, rows // GROUP, dim), np.float16)
         self.minima = aligned_zeros((slots, rows // GROUP, dim), np.float16)
 
+    @property
+    def capacity(self) -> int:
+        return int(self.words.shape[1] * LANES)
+
     def reserve(self, rows: int) -> bool:
-        capacity = self.words.shape[1] * LANES
+        capacity = self.capacity
         if rows <= capacity:
             return False
         grown, groups = next_capacity(rows, capacity), self.rows // GROUP
@@ -137,8 +146,12 @@ class Values4:
         self.scales = aligned_zeros((slots, rows, groups), np.float16)
         self.minima = aligned_zeros((slots, rows, groups), np.float16)
 
+    @property
+    def capacity(self) -> int:
+        return int(self.nibbles.shape[1])
+
     def reserve(self, rows: int) -> bool:
-        capacity = self.nibbles.shape[1]
+        capacity = self.capacity
         if rows <= capacity:
             return False
         grown = next_capacity(rows, capacity)

@@ -61,8 +61,12 @@ class Keys8:
         self.tiles = aligned_zeros((slots, tiles, padded(head_dim), LANES), np.int8)
         self.scales = aligned_zeros((slots, tiles, -(-head_dim // KEY_GROUP), LANES), np.float32)
 
+    @property
+    def capacity(self) -> int:
+        return int(self.tiles.shape[1] * LANES)
+
     def reserve(self, rows: int) -> bool:
-        capacity = self.tiles.shape[1] * LANES
+        capacity = self.capacity
         if rows <= capacity:
             return False
         tiles, used = next_capacity(rows, capacity) // LANES, -(-self.rows // LANES)
@@ -144,8 +148,12 @@ class Values8:
         self.array = aligned_zeros((slots, rows, padded(head_dim)), np.int8)
         self.scales = aligned_zeros((slots, rows), np.float32)
 
+    @property
+    def capacity(self) -> int:
+        return int(self.array.shape[1])
+
     def reserve(self, rows: int) -> bool:
-        capacity = self.array.shape[1]
+        capacity = self.capacity
         if rows <= capacity:
             return False
         grown = next_capacity(rows, capacity)

@@ -42,6 +42,7 @@ class LayerRows:
         self.mode = mode
         self.table: I64 = np.zeros(TABLE_FIELDS, np.int64)
         self._table_address = self.table.ctypes.data
+        self._free = 0  # rows that compiled code may write before anything has to be looked at again
         self._exact_sinks = exact_sinks
         self._capacity = capacity
         self._abs_max = AbsMax()
@@ -297,6 +298,8 @@ class LayerRows:
 
         Makes the change of form that is due. Raises KvFormError if the pass would cross the next one.
         """
+        if rows <= self._free:
+            return self._table_address
         self._alive_known = True
         is_changed = rows > 0 and self._change_form()
         if rows > self.room():
@@ -306,14 +309,14 @@ class LayerRows:
             )
         if self._store.reserve(rows) or is_changed:
             self._describe()
+        self._free = min(self._store.spare(), self.room())
         return self._table_address
 
     def commit(self, rows: int) -> None:
         """Count `rows` rows that compiled code has written behind the stored ones."""
-        for stream in self._store.segments()[-1].streams():
-            stream.rows += rows
+        self._free -= rows
         self._next += rows
-        self.table[Header.SEQ] = self._store.rows
+        self.table[Header.SEQ] = self._store.commit(rows)
 
     def pin(self) -> tuple[object, ...]:
         """What keeps the memory that `table` names now alive, for compiled code that may still be reading it."""
@@ -321,6 +324,7 @@ class LayerRows:
 
     def _describe(self) -> None:
         """Bring `table` up to date with the storage."""
+        self._free = 0
         table = self.table
         table[Header.SEQ] = self._store.rows
         table[Header.KV_HEADS] = self.num_kv_heads

@@ -47,6 +47,16 @@ class RowPair:
         self.keys.append(k)
         self.values.append(v)
 
+    def spare(self) -> int:
+        """Rows that fit behind the stored ones."""
+        return min(self.keys.capacity, self.values.capacity) - self.keys.rows
+
+    def commit(self, rows: int) -> int:
+        """Count rows that were written behind the stored ones; returns all of them."""
+        self.keys.rows += rows
+        self.values.rows += rows
+        return self.keys.rows
+
     def gather(self, kept: I64) -> None:
         for stream in self.streams():
             stream.gather(kept)
@@ -94,6 +104,14 @@ class RowStore(Protocol):
 
     def reserve(self, rows: int) -> bool:
         """Room behind the stored rows; True if arrays moved."""
+        ...
+
+    def spare(self) -> int:
+        """Rows that fit behind the stored ones without moving anything."""
+        ...
+
+    def commit(self, rows: int) -> int:
+        """Count rows that were written into that room; returns all rows stored."""
         ...
 
     def truncate(self, rows: int) -> None: ...
@@ -150,6 +168,12 @@ class PlainRows:
     def reserve(self, rows: int) -> bool:
         grown = [stream.reserve(self.rows + rows) for stream in self._pair.streams()]
         return any(grown)
+
+    def spare(self) -> int:
+        return self._pair.spare()
+
+    def commit(self, rows: int) -> int:
+        return self._pair.commit(rows)
 
     def truncate(self, rows: int) -> None:
         self._pair.truncate(rows)
@@ -233,6 +257,12 @@ class LayeredRows:
     def reserve(self, rows: int) -> bool:
         grown = [stream.reserve(self._tail.rows + rows) for stream in self._tail.streams()]
         return any(grown)
+
+    def spare(self) -> int:
+        return self._tail.spare()
+
+    def commit(self, rows: int) -> int:
+        return self._sinks.rows + self._body.rows + self._tail.commit(rows)
 
     def truncate(self, rows: int) -> None:
         self._tail.truncate(rows - self._sinks.rows - self._body.rows)

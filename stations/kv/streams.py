@@ -30,6 +30,11 @@ class Stream(Protocol):
 
     rows: int
 
+    @property
+    def capacity(self) -> int:
+        """Rows that fit without moving."""
+        ...
+
     def reserve(self, rows: int) -> bool:
         """Room for `rows` rows in all; True if the arrays moved."""
         ...
@@ -116,8 +121,12 @@ class ExactKeys:
         shape = (slots, next_capacity(capacity, 0) // LANES, padded(head_dim), LANES)
         self.tiles = aligned_zeros(shape, dtype)
 
+    @property
+    def capacity(self) -> int:
+        return int(self.tiles.shape[1] * LANES)
+
     def reserve(self, rows: int) -> bool:
-        capacity = self.tiles.shape[1] * LANES
+        capacity = self.capacity
         if rows <= capacity:
             return False
         shape = (self.slots, next_capacity(rows, capacity) // LANES, padded(self.head_dim), LANES)
@@ -169,8 +178,12 @@ class ExactValues:
         self._form = Form.F32 if dtype is np.float32 else Form.F16
         self.array = aligned_zeros((slots, next_capacity(capacity, 0), padded(head_dim)), dtype)
 
+    @property
+    def capacity(self) -> int:
+        return int(self.array.shape[1])
+
     def reserve(self, rows: int) -> bool:
-        capacity = self.array.shape[1]
+        capacity = self.capacity
         if rows <= capacity:
             return False
         shape = (self.slots, next_capacity(rows, capacity), padded(self.head_dim))

@@ -46,7 +46,7 @@ class FastKernels:
     ) -> None:  # fmt: skip
         if not 1 <= threads <= MAX_THREADS:
             raise KernelError(f"{threads} threads: the fast kernels take 1 to {MAX_THREADS}")
-        self._card = weights.card
+        self.card = weights.card
         self._roles = GivenRoles(roles)
         self.records = ModelRecords(weights, self._roles)
         lookups = [] if self.records.embedding is None else [self.records.embedding.kind]
@@ -58,10 +58,10 @@ class FastKernels:
         self.records.link(self.units)
         self._execute = self.units.function(LAYERS)
         self._lookup = self.units.function(lookup_unit(lookups[0])) if lookups else None
-        self._workspace = Workspace(self._card, self.units.address(ATTEND), threads - 1)
-        self._helpers = Helpers(threads - 1, self._workspace, self._execute)
+        self.workspace = Workspace(self.card, self.units.address(ATTEND), threads - 1)
+        self._helpers = Helpers(threads - 1, self.workspace, self._execute)
         self._num_helpers = threads - 1
-        self._rotary = RotaryTable(self._card.rope)
+        self._rotary = RotaryTable(self.card.rope)
         self._call = np.zeros(f.CALL_FIELDS, np.int64)
         self._call_address = self._call.ctypes.data
         self._heads: dict[tuple[int, int], tuple[PackedMatrix, I64]] = {}
@@ -70,7 +70,7 @@ class FastKernels:
     def new_cache(self, layer: int, capacity: int) -> LayerKvCache:
         """An empty KV cache for `layer`; `capacity` rows are expected (it may grow)."""
         self._roles.require("attn", layer)
-        return LayerKvCache(self._card.num_kv_heads, self._card.head_dim, capacity=capacity)
+        return LayerKvCache(self.card.num_kv_heads, self.card.head_dim, capacity=capacity)
 
     def embed(self, ids: U32, part: int, parts: int) -> F32:
         """ids [S] → [S, hidden]: rows of shard `part`, +0.0 where the id is another shard's."""
@@ -78,14 +78,14 @@ class FastKernels:
         table = self.records.embedding
         assert table is not None
         assert self._lookup is not None
-        lo, hi = vocab_range(self._card.vocab_size, part, parts)
+        lo, hi = vocab_range(self.card.vocab_size, part, parts)
         blocks = table.num_blocks
         out = np.zeros((len(ids), blocks * 32), np.float32)
         weights, target, row_bytes = table.data.ctypes.data, out.ctypes.data, blocks * 128
         for row, token in enumerate(ids.tolist()):
             if lo <= token < hi:
                 self._lookup(weights, blocks, token, target + row * row_bytes)
-        return _trimmed(out, self._card.hidden_size)
+        return _trimmed(out, self.card.hidden_size)
 
     def attn(self, layer: int, x: F32, spans: Sequence[Span]) -> tuple[F32, F32]:
         """x [S, H] → h = x + attn(norm₁ x), n = norm₂ h, both [S, H]. Appends to the spans' caches."""
@@ -93,32 +93,32 @@ class FastKernels:
         if len(x) > MAX_ROWS:
             done = [self.attn(layer, x[a:b], part[0]) for a, b, part in _batches(len(x), [spans])]
             return np.concatenate([h for h, _ in done]), np.concatenate([n for _, n in done])
-        source = self._rows(x, self._card.hidden_size)
-        h, n = self._result(len(x), self._card.hidden_size), self._result(len(x), self._card.hidden_size)
+        source = self._rows(x, self.card.hidden_size)
+        h, n = self._result(len(x), self.card.hidden_size), self._result(len(x), self.card.hidden_size)
         self._with_caches(f.OP_ATTN, [layer], [spans], source, 0, h, n)
-        return _trimmed(h, self._card.hidden_size), _trimmed(n, self._card.hidden_size)
+        return _trimmed(h, self.card.hidden_size), _trimmed(n, self.card.hidden_size)
 
     def gate_up(self, layer: int, n: F32) -> F32:
         """n [S, H] → u = silu(n W_gate) ⊙ (n W_up) [S, F]."""
         self._roles.require("gate_up", layer)
         if len(n) > MAX_ROWS:
             return _in_batches(lambda a, b: self.gate_up(layer, n[a:b]), len(n))
-        source = self._rows(n, self._card.hidden_size)
-        u = self._result(len(n), self._card.ffn_size)
+        source = self._rows(n, self.card.hidden_size)
+        u = self._result(len(n), self.card.ffn_size)
         self._run(f.OP_GATE_UP, source, u, layers=[layer])
-        return _trimmed(u, self._card.ffn_size)
+        return _trimmed(u, self.card.ffn_size)
 
     def down(self, layer: int, h: F32, u: F32) -> F32:
         """h [S, H], u [S, F] → h + u W_down [S, H], the product summed in 8 fixed segments by a fixed binary tree."""
         self._roles.require("down", layer)
         if len(h) > MAX_ROWS:
             return _in_batches(lambda a, b: self.down(layer, h[a:b], u[a:b]), len(h))
-        base, source = self._rows(h, self._card.hidden_size), self._rows(u, self._card.ffn_size)
+        base, source = self._rows(h, self.card.hidden_size), self._rows(u, self.card.ffn_size)
         if len(base) != len(source):
             raise BadTensorError(f"down of layer {layer}: {len(base)} rows of h, {len(source)} of u")
-        out = self._result(len(h), self._card.hidden_size)
+        out = self._result(len(h), self.card.hidden_size)
         self._run(f.OP_DOWN, base, out, source, layers=[layer])
-        return _trimmed(out, self._card.hidden_size)
+        return _trimmed(out, self.card.hidden_size)
 
     def block(self, lo: int, hi: int, x: F32, spans: Sequence[Sequence[Span]]) -> F32:
         """Layers lo..hi (both included) in one compiled call; spans[l - lo] are the spans of layer l."""
@@ -131,10 +131,10 @@ class FastKernels:
         if len(x) > MAX_ROWS:
             done = [self.block(lo, hi, x[a:b], part) for a, b, part in _batches(len(x), spans)]
             return np.concatenate(done)
-        source = self._rows(x, self._card.hidden_size)
-        out = self._result(len(x), self._card.hidden_size)
+        source = self._rows(x, self.card.hidden_size)
+        out = self._result(len(x), self.card.hidden_size)
         self._with_caches(f.OP_BLOCK, layers, spans, source, self._num_helpers, out, None)
-        return _trimmed(out, self._card.hidden_size)
+        return _trimmed(out, self.card.hidden_size)
 
     def head(self, x: F32, part: int, parts: int) -> F32:
         """x [S, H] → final norm and logits [S, V_part] of the shard's vocabulary range."""
@@ -142,7 +142,7 @@ class FastKernels:
         if len(x) > MAX_ROWS:
             return _in_batches(lambda a, b: self.head(x[a:b], part, parts), len(x))
         matrix, record = self._head_part(part, parts)
-        source = self._rows(x, self._card.hidden_size)
+        source = self._rows(x, self.card.hidden_size)
         logits = self._result(len(x), matrix.rows)
         norm = self.records.final_norm
         assert norm is not None
@@ -150,6 +150,21 @@ class FastKernels:
             self._call[f.CALL_PARTS], self._call[f.CALL_NORM] = record.ctypes.data, norm.ctypes.data
             self._run(f.OP_HEAD, source, logits, helpers=self._num_helpers)
         return _trimmed(logits, matrix.rows)
+
+    @property
+    def helped_chunks(self) -> int:
+        """Chunks that helper threads have computed so far."""
+        return int(self.workspace.pool[f.POOL_SLOTS + 3 :: f.POOL_LINE].sum())
+
+    @property
+    def taken_over_chunks(self) -> int:
+        """Chunks that the calling thread took over from helpers that were late."""
+        return int(self.workspace.pool[f.POOL_STOLEN])
+
+    @property
+    def pinned_calls(self) -> int:
+        """Calls whose caches are held because a late helper may still read them."""
+        return len(self._pinned)
 
     def close(self) -> None:
         """End the helper threads; the backend is not used afterwards."""
@@ -159,7 +174,7 @@ class FastKernels:
         if (part, parts) not in self._heads:
             head = self.records.head
             assert head is not None
-            matrix = slice_rows(head, *vocab_range(self._card.vocab_size, part, parts))
+            matrix = slice_rows(head, *vocab_range(self.card.vocab_size, part, parts))
             self._heads[part, parts] = matrix, part_records([matrix], self.units)
         return self._heads[part, parts]
 
@@ -192,7 +207,7 @@ class FastKernels:
         stride = len(spans[0]) * f.SPAN_FIELDS * 8
         lists = table.ctypes.data + np.arange(len(layers), dtype=np.int64) * stride
         angles = self._rotary.upto(positions)
-        self._workspace.work[f.WORK_ROPE_TABLE] = angles.ctypes.data
+        self.workspace.work[f.WORK_ROPE_TABLE] = angles.ctypes.data
         self._call[f.CALL_SPANS], self._call[f.CALL_NUM_SPANS] = lists.ctypes.data, len(spans[0])
         self._run(op, x, out, layers=layers, out2=out2, helpers=helpers, keys=keys)
         for layer_spans in spans:
@@ -207,9 +222,9 @@ class FastKernels:
     ) -> None:  # fmt: skip
         if not len(x):
             return
-        if not self._workspace.fits(len(x), keys):
+        if not self.workspace.fits(len(x), keys):
             self._helpers.settle()
-            self._workspace.grow(len(x), keys)
+            self.workspace.grow(len(x), keys)
         call = self._call
         layer_size = f.LAYER_FIELDS * 8
         addresses = self.records.layers.ctypes.data + np.array(layers, np.int64) * layer_size
@@ -218,12 +233,12 @@ class FastKernels:
         call[f.CALL_OUT], call[f.CALL_OUT_STRIDE] = out.ctypes.data, out.shape[1] * 4
         call[f.CALL_OUT2] = 0 if out2 is None else out2.ctypes.data
         call[f.CALL_LAYERS], call[f.CALL_NUM_LAYERS] = addresses.ctypes.data, len(layers)
-        self._workspace.pool[f.POOL_HELPERS] = helpers
+        self.workspace.pool[f.POOL_HELPERS] = helpers
         if helpers:
             if self._pinned and self._helpers.is_settled:
                 self._pinned.clear()
             self._helpers.start()
-        status = self._execute(self._workspace.record, self._call_address)
+        status = self._execute(self.workspace.record, self._call_address)
         if status:
             raise KernelError(f"compiled code failed with status {status} in operation {op}")
 

@@ -1,19 +1,19 @@
-"""The compile cache on disk: one folder a variant of code and CPU, one object file a unit, built once for all.
+"""The compile cache on disk: a folder for each CPU and compiler version, one object file a unit, built once for all.
 
-A variant is the hash of the sources, of numba's and llvmlite's versions, and of the CPU: what changes any of these
-finds an empty folder, never a stale file. Whoever finds a unit missing builds it in child processes under a lock, so
-that ninety stations that start cold compile once. Knows no numba.
+File names carry the hash of the unit's sources: what changes code, CPU or compiler finds no file, never a stale one.
+Whoever finds a unit missing builds it in child processes under a lock, so that ninety stations that start cold
+compile once. Knows no numba.
 """
 
 from __future__ import annotations
 
 import fcntl
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -22,48 +22,24 @@ from blake3 import blake3
 from ...errors import KernelError
 from ..numba_setup import numba_environment
 from .target import Target
-from .units import compile_cost_s
+from .units import compile_cost_s, object_name
 
 Progress = Callable[[int, int], None]  # units done, units in all
 
 COMPILE_DEADLINE_S = 600.0
 _NUM_CHILDREN = 2
-_PACKAGE = Path(__file__).parent
-_STATIONS = _PACKAGE.parent.parent
-_NOT_COMPILED = {
-    "__init__",
-    "backend",
-    "cache",
-    "expected",
-    "helpers",
-    "loader",
-    "model_records",
-    "numerics",
-    "workspace",
-}
-_SOURCES = (_PACKAGE, _STATIONS / "layout")
-_KV_TABLE = _STATIONS / "kv" / "table.py"
+_NUMBA_FOLDER = "numba"  # numba's own cache, of no use once the object files are there
+_ROOT = Path(__file__).parents[3]  # where `stations` is importable from
 
 
 def no_progress(done: int, total: int) -> None:
     """For callers that show none."""
 
 
-@cache
-def _source_digest() -> str:
-    """Hash of every source that compiled code is made from."""
-    digest = blake3()
-    paths = [path for folder in _SOURCES for path in sorted(folder.glob("*.py")) if path.stem not in _NOT_COMPILED]
-    for path in [*paths, _KV_TABLE]:
-        digest.update(path.name.encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def variant(target: Target) -> str:
-    """The name of the cache folder for this code on this CPU."""
+    """The name of the cache folder for this CPU and these compilers."""
     versions = [f"{name} {_version(name)}" for name in ("numba", "llvmlite")]
-    text = "\n".join([_source_digest(), *versions, target.machine, target.cpu, target.features])
+    text = "\n".join([*versions, target.machine, target.cpu, target.features])
     return blake3(text.encode()).hexdigest()[:20]
 
 
@@ -86,7 +62,7 @@ class CompileCache:
         return [name for name in names if not self.path(name).exists()]
 
     def path(self, name: str) -> Path:
-        return self.folder / f"{name}.o"
+        return self.folder / object_name(name)
 
     def ensure(self, names: Sequence[str], progress: Progress = no_progress) -> None:
         """Have all units on disk; compiles what is missing. Raises KernelError with the compiler's last words."""
@@ -118,8 +94,10 @@ class CompileCache:
             reader.start()
         for reader, child in zip(readers, children, strict=True):
             reader.join(COMPILE_DEADLINE_S)
-            child.finish(is_late=reader.is_alive())
+            child.stop_if_late(is_late=reader.is_alive())
             reader.join()
+            child.finish()
+        shutil.rmtree(self.folder / _NUMBA_FOLDER, ignore_errors=True)
         if missing := self.missing(names):
             words = " / ".join(child.last_words for child in children if child.last_words)
             raise KernelError(f"fast kernels: {', '.join(missing)} could not be compiled ({words or 'no message'})")
@@ -141,12 +119,13 @@ class _Child:
 
     def __init__(self, folder: Path, names: Sequence[str], environment: Mapping[str, str]) -> None:
         self.last_words = ""
+        self._is_late = False
         command = [sys.executable, "-m", f"{__package__}.compiler", str(folder), *names]
-        settings = {**environment, **numba_environment(folder / "numba", threads=1), "NUMBA_OPT": "0"}
+        settings = {**environment, **numba_environment(folder / _NUMBA_FOLDER, threads=1), "NUMBA_OPT": "0"}
         self._process = subprocess.Popen(
             command,
             env=settings,
-            cwd=_STATIONS.parent,
+            cwd=_ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -161,11 +140,18 @@ class _Child:
         lines = [line for line in self._process.stderr.read().splitlines() if line.strip()]
         self.last_words = lines[-1].strip() if lines else ""
 
-    def finish(self, *, is_late: bool) -> None:
+    def stop_if_late(self, *, is_late: bool) -> None:
         if is_late:
             self._process.kill()
+            self._is_late = True
+
+    def finish(self) -> None:
+        """Wait for the end; the pipes have been read."""
         status = self._process.wait()
-        if is_late:
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+        if self._is_late:
             self.last_words = f"not done after {COMPILE_DEADLINE_S:g} s"
         elif status and not self.last_words:
             self.last_words = f"exit status {status}"

@@ -7,10 +7,7 @@ into its own scratch, to be copied (`pool.py`). Cuts never change a bit.
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...kv.table import Header
-from .attention import attend_rows
 from .compiled import kernel
 from .fields import (
     ATTEND_NUM_SPANS,
@@ -63,8 +60,7 @@ from .machine import call_attend, call_product, copy_bytes, field, load_f32, set
 from .product import tile_rows
 from .rows import add_row, prepare_tile, swiglu_row
 
-_SEQ, _HEAD_DIM = int(Header.SEQ), int(Header.HEAD_DIM)
-_NO_SOFTCAP = np.float32(0)
+_SEQ = int(Header.SEQ)
 
 
 @kernel
@@ -187,15 +183,3 @@ def _attend(job, row, rows, kv_head, target, stride, scratch):
             call_attend(field(work, WORK_ATTEND), table, kv_head, group, q, q_stride, out, stride, hi - lo, seen,
                         work + WORK_SCALE * 8, scratch)  # fmt: skip
         first += count
-
-
-@kernel
-def attend_heads(kv_table, kv_head, heads, q, q_stride, out, out_stride, rows, seen, scale, scratch):
-    """All query heads of one KV head, for `rows` rows of one sequence: row i sees the first seen + i stored rows.
-
-    `q` and `out`: row 0's first head of this KV head. A kernel of its own, called by address, so that it is compiled
-    once and not into every place that runs chunks.
-    """
-    head_bytes = field(kv_table, _HEAD_DIM) * 4
-    attend_rows(kv_table, kv_head, kv_head * heads, (kv_head + 1) * heads, q, q_stride, head_bytes, out, out_stride,
-                head_bytes, rows, seen, 0, load_f32(scale), _NO_SOFTCAP, 0, 0, 0, scratch)  # fmt: skip

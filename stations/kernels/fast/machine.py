@@ -112,7 +112,7 @@ def call_product(typing, address, weights, num_blocks, lo, hi, x, rows, y, y_str
 
 @intrinsic
 def call_attend(typing, address, kv_table, kv_head, heads, q, q_stride, out, out_stride, rows, seen, scale, scratch):
-    """Call the attention kernel (`jobs.attend_heads`); `scale` is the address of an f32 by its address."""
+    """Call the attention kernel (`attend_unit.py`); `scale` is the address of an f32 by its address."""
 
     def codegen(context, builder, signature, args):
         kind = ir.FunctionType(I32, [I64] * 11)

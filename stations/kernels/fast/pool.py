@@ -182,5 +182,6 @@ def _help_call(pool, slot):
                 if compare_and_swap(slot, held | WORKING, held | COMMITTING):
                     copy_chunk(job, chunk, stage)
                     atomic_store(flags + chunk * 8, sequence)
+                    set_field(slot, 3, field(slot, 3) + 1)
         atomic_store(slot, 0)
         idle_since = monotonic_ns()

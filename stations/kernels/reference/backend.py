@@ -29,23 +29,23 @@ class ReferenceBackend:
 
     def __init__(self, weights: Weights, roles: Iterable[RoleSpan], row_by_row: bool = False) -> None:
         self._weights = weights
-        self._card = weights.card
+        self.card = weights.card
         self._roles = GivenRoles(roles)
         self._row_by_row = row_by_row
-        self._rotary = RotaryTable(self._card.rope)
+        self._rotary = RotaryTable(self.card.rope)
         self._unpacked: dict[tuple[str, int, str], F32] = {}
         self.numerics_id = self._numerics_id()
 
     def new_cache(self, layer: int, capacity: int) -> LayerKvCache:
         """An empty KV cache for `layer`."""
         self._roles.require("attn", layer)
-        return LayerKvCache(self._card.num_kv_heads, self._card.head_dim, capacity=capacity)
+        return LayerKvCache(self.card.num_kv_heads, self.card.head_dim, capacity=capacity)
 
     def embed(self, ids: U32, part: int, parts: int) -> F32:
         """ids [S] → [S, hidden]; zeros where the id lies in another shard."""
         self._roles.require("embed")
-        lo, hi = vocab_range(self._card.vocab_size, part, parts)
-        out = np.zeros((len(ids), self._card.hidden_size), np.float32)
+        lo, hi = vocab_range(self.card.vocab_size, part, parts)
+        out = np.zeros((len(ids), self.card.hidden_size), np.float32)
         table = self._weights.matrix("embed", 0, "embedding")
         for row, token in enumerate(ids.tolist()):
             if lo <= token < hi:
@@ -55,7 +55,7 @@ class ReferenceBackend:
     def attn(self, layer: int, x: F32, spans: Sequence[Span]) -> tuple[F32, F32]:
         """x [S, H] → h = x + attn(norm₁ x), n = norm₂ h."""
         self._roles.require("attn", layer)
-        card = self._card
+        card = self.card
         n = self._norm(x, "attn", layer, "norm1")
         q, k, v = (self._product(n, w) for w in self._matrices(layer, "qkv"))
         positions = np.concatenate([np.arange(s.first, s.first + s.rows) for s in spans])
@@ -95,7 +95,7 @@ class ReferenceBackend:
     def head(self, x: F32, part: int, parts: int) -> F32:
         """x [S, H] → logits [S, V_part]."""
         self._roles.require("head")
-        lo, hi = vocab_range(self._card.vocab_size, part, parts)
+        lo, hi = vocab_range(self.card.vocab_size, part, parts)
         return self._product(self._norm(x, "head", 0, "final_norm"), self._matrix("head", 0, "head")[lo:hi])
 
     def _matrix(self, role: str, layer: int, name: str) -> F32:
@@ -119,7 +119,7 @@ class ReferenceBackend:
 
     def _norm(self, x: F32, role: str, layer: int, name: str) -> F32:
         mean = np.mean(x * x, axis=1, keepdims=True, dtype=np.float32)
-        root = np.sqrt(mean + np.float32(self._card.rms_eps))
+        root = np.sqrt(mean + np.float32(self.card.rms_eps))
         return np.multiply(x / root, self._weights.norm(role, layer, name), dtype=np.float32)
 
     def _product(self, x: F32, weights: F32) -> F32:
@@ -129,7 +129,7 @@ class ReferenceBackend:
 
     def _rotate(self, x: F32, positions: npt.NDArray[np.int64]) -> F32:
         """x [S, heads, head_dim]: pairs (2i, 2i + 1) of the first `rope.dim` dims turn by position · frequency i."""
-        dim = self._card.rope.dim
+        dim = self.card.rope.dim
         table = self._rotary.upto(int(positions.max()) + 1)[positions][:, None, :]
         cos, sin = table[..., : dim // 2], table[..., dim // 2 :]
         even, odd = x[..., 0:dim:2], x[..., 1:dim:2]

@@ -18,7 +18,7 @@ from host.plan import make_plan
 
 TINY_LAYERS = 4
 TINY_SPEC = f"synthetic:layers={TINY_LAYERS},hidden=64,heads=4,kv_heads=2,ffn=256,vocab=512,context=4096,seed=7"
-IMPORT_TIMEOUT_S = 300
+VERB_TIMEOUT_S = 300
 
 StartFleet = Callable[..., Awaitable[Fleet]]
 
@@ -26,11 +26,11 @@ StartFleet = Callable[..., Awaitable[Fleet]]
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a generated llama-type model: 4 layers, hidden 64, vocabulary 512, context 4096; kernels compiled."""
-    from stations.kernels.warm import warm
     from stations.models.synthetic import build_synthetic
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    warm(build_synthetic(TINY_SPEC, folder), lambda stage, done, total: None)
+    build_synthetic(TINY_SPEC, folder)
+    run_verb("warm", str(folder))
     return folder
 
 
@@ -39,10 +39,17 @@ def smollm2() -> Path:
     """Folder of SmolLM2-135M-Instruct in the user's cache; imported once when it is missing."""
     folder = cache_root(os.environ) / "models" / "smollm2"
     if not (folder / "card.json").is_file():
-        command = [sys.executable, "-m", "stations", "import", "smollm2"]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_TIMEOUT_S)
-        assert done.returncode == 0, (done.stdout[-2000:] + done.stderr[-2000:]).decode("utf-8", "replace")
+        run_verb("import", "smollm2")
+    else:
+        run_verb("warm", "smollm2")
     return folder
+
+
+def run_verb(*arguments: str) -> None:
+    """A verb of the station package, to its end."""
+    command = [sys.executable, "-m", "stations", *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERB_TIMEOUT_S)
+    assert done.returncode == 0, (done.stdout[-2000:] + done.stderr[-2000:]).decode("utf-8", "replace")
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Control messages: msgspec structs in msgpack, array-like and tagged by number. Schemas only grow.
 
 Stream `0000` carries `ConnectionMessage` (hello, heartbeat, goodbye); `af00` carries a `Request` and, under the same
-sequence, its reply; `af40` carries the weights' requests. A VENT frame on any stream carries a `Vent`.
+sequence, its reply; `af40` carries the weights' requests, `af50` those of traces. A VENT frame on any stream carries a
+`Vent`.
 """
 
 from __future__ import annotations
@@ -206,10 +207,76 @@ class GetChunk(msgspec.Struct, frozen=True, array_like=True, tag=31):
 
 WeightsRequest = GetCard | GetChunk
 
+
+class StartTrace(msgspec.Struct, frozen=True, array_like=True, tag=40):
+    """Record the newest `max_events` events, until StopTrace or the end of the link; answered by Clock."""
+
+    max_events: int = 65536
+
+
+class GetClock(msgspec.Struct, frozen=True, array_like=True, tag=41):
+    """Answered by Clock: half a round trip later than asked, which aligns two clocks."""
+
+
+class Clock(msgspec.Struct, frozen=True, array_like=True, tag=42):
+    """The station's monotonic clock, in which its events are told. Seconds since some start of its own."""
+
+    now_s: float
+
+
+class GetTrace(msgspec.Struct, frozen=True, array_like=True, tag=43):
+    """Hand out (and forget) the oldest events, at most so many; answered by TraceEvents."""
+
+    max_events: int = 8192
+
+
+class TraceEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One thing done for one pass. `what`: aeonflow.trace.What. Fields that do not apply are 0 or empty.
+
+    `layer`..`hi` are layers of the role that `stream` names; a message has the layer it goes to. `queued_s`: when a
+    computed pass began to wait. `batch`: the kernel call, shared by passes of equal number. `place`: the url a message
+    goes to, empty for a host.
+    """
+
+    what: int
+    began_s: float
+    ended_s: float
+    stream: int
+    layer: int
+    hi: int
+    session: int
+    epoch: int
+    first: int
+    rows: int
+    port: int = 0
+    part: int = 0
+    num_bytes: int = 0
+    queued_s: float = 0.0
+    batch: int = 0
+    place: str = ""
+
+
+class TraceEvents(msgspec.Struct, frozen=True, array_like=True, tag=44):
+    """`left`: events that still wait to be asked for; `dropped`: overwritten before anyone asked."""
+
+    events: tuple[TraceEvent, ...]
+    left: int = 0
+    dropped: int = 0
+
+
+class StopTrace(msgspec.Struct, frozen=True, array_like=True, tag=45):
+    """Record nothing more and forget what is left; answered by Clock."""
+
+
+TraceRequest = StartTrace | GetClock | GetTrace | StopTrace
+TraceReply = Clock | TraceEvents
+
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_connection = msgspec.msgpack.Decoder(ConnectionMessage).decode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 decode_weights = msgspec.msgpack.Decoder(WeightsRequest).decode
+decode_trace_request = msgspec.msgpack.Decoder(TraceRequest).decode
+decode_trace_reply = msgspec.msgpack.Decoder(TraceReply).decode
 decode_vent = msgspec.msgpack.Decoder(Vent).decode

@@ -25,7 +25,7 @@ class Batch:
     are not finite; `error` what the kernels raised, if they did. `rows` is the number of rows computed.
     """
 
-    __slots__ = ("caches", "error", "jobs", "outputs", "poisoned", "rows", "seconds", "stage")
+    __slots__ = ("began_s", "caches", "error", "jobs", "outputs", "poisoned", "rows", "seconds", "stage")
 
     def __init__(self, stage: Stage, jobs: list[Job], caches: list[list[LayerKvCache]]) -> None:
         self.stage = stage
@@ -35,7 +35,7 @@ class Batch:
         self.outputs: list[tuple[F32, ...]] = []
         self.poisoned: list[int] = []
         self.error: Exception | None = None
-        self.seconds = 0.0  # noted by whoever runs it in the compute thread
+        self.began_s = self.seconds = 0.0  # noted by whoever runs it in the compute thread
 
 
 def compute(batch: Batch, backend: Backend) -> None:

@@ -25,9 +25,12 @@ _CANONICAL = int(Kind.CANONICAL)
 
 
 class Job:
-    """The rows of one pass at one stage. `head` carries the pass (epoch, first, rows, options, hop…)."""
+    """The rows of one pass at one stage. `head` carries the pass (epoch, first, rows, options, hop…).
 
-    __slots__ = ("caller", "head", "inputs", "num_bytes", "route", "session", "stage")
+    `queued_s`: when it began to wait, 0 while nobody traces.
+    """
+
+    __slots__ = ("caller", "head", "inputs", "num_bytes", "queued_s", "route", "session", "stage")
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Job:
         self.head = head
         self.inputs = inputs
         self.caller = caller
+        self.queued_s = 0.0
         self.num_bytes = inputs[0].nbytes if len(inputs) == 1 else sum(array.nbytes for array in inputs)
 
 
@@ -59,6 +63,7 @@ class JobQueue:
         self._draft: dict[StageKey, deque[Job]] = {}
         self._only: Job | None = None  # the job, while it is the only one: most batches never see a lane
         self._passed_over = 0
+        self.clock: Callable[[], float] | None = None  # while a trace is recorded
         self.length = 0
         self.num_bytes = 0
 
@@ -67,6 +72,8 @@ class JobQueue:
         self.num_bytes += job.num_bytes
         self.length += 1
         job.session.queued += 1
+        if self.clock is not None:
+            job.queued_s = self.clock()
         if self.length == 1:
             self._only = job
             return

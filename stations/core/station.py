@@ -22,6 +22,7 @@ from aeonflow.errors import (
 from aeonflow.frames import Buffer, Flags
 from aeonflow.messages import decode_vent
 from aeonflow.tensors import unpack_tensors
+from aeonflow.trace import Recorder
 
 from ..kernels.base import Backend
 from ..models.card import ModelCard
@@ -34,12 +35,13 @@ from .departures import Departures
 from .emit import Emitter
 from .failures import Failures
 from .intake import Intake
-from .limits import StationLimits, kv_row_bytes
+from .limits import StationLimits
 from .outbox import Outbox
 from .outgoing import Caller, Outgoing
 from .queue import JobQueue
 from .routes import Routes
 from .sessions import SessionTable
+from .trace import Traces
 
 _ROLES: dict[int, str] = {stream: role for stream, role in bands.STREAM_ROLES.items() if role != "ffn"}
 _IN_ERROR = int(Flags.VENT | Flags.POISON)
@@ -48,7 +50,6 @@ _NOT_BUILT = {
     bands.KV_SLAB: "KV slabs",
     bands.VOLUME_CAPTURE: "volumes",
     bands.VOLUME_REPLAY: "volumes",
-    bands.TRACES: "traces",
 }
 
 
@@ -81,7 +82,7 @@ class Station:
         self._hosts: dict[int, bool] = {}
         self._outbox = Outbox(name, self.counters)
         self.take_outgoing: Callable[[], list[Outgoing]] = self._outbox.take
-        self.sessions = SessionTable(limits, card.context_length, kv_row_bytes(card))
+        self.sessions = SessionTable(limits, card)
         self._routes = Routes(self.spans, card.num_layers, limits.max_routes)
         self.queue = JobQueue(limits)
         emitter = Emitter(self._outbox, self.counters, 0 if in_process else 1)
@@ -90,11 +91,13 @@ class Station:
             self.queue, limits, Intake(card, limits), self.sessions, self._routes, self._outbox, self.counters,
             emitter, failures,
         )  # fmt: skip
-        self._departures = Departures(self.queue, backend, self._arrivals, self.counters, emitter, failures)
+        self._departures = Departures(self.queue, self._arrivals, self.counters, emitter, failures)
         self._control = Control(
             name, pid, now, limits, self.sessions, self._routes, self.queue, self._arrivals, self._outbox,
             self.counters,
         )  # fmt: skip
+        self._traces = Traces(self.queue, self._outbox)
+        self.trace: Recorder | None = None  # while a host has asked for a trace
         self.next_batch: Callable[[], Batch | None] = self._departures.next_batch
 
     @property
@@ -122,6 +125,10 @@ class Station:
         """What the shell adds to every Stats reply."""
         self._control.gauges = gauges
 
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """The clock of traces, in seconds; without one the station records none."""
+        self._traces.clock = clock
+
     def link_opened(self, link: int, is_host: bool) -> None:
         """A connection is up; `is_host`: it showed the fleet's secret, not only a station's key."""
         self._hosts[link] = is_host
@@ -130,6 +137,8 @@ class Station:
         """A connection is gone; a host's sessions and routes go with it."""
         if self._hosts.pop(link, False):
             self._control.link_closed(link)
+            self._traces.link_closed(link)
+            self.trace = self._traces.recorder
 
     def receive(self, link: int, stream: int, sequence: int, flags: Flags, payload: Buffer, now: float) -> None:
         """Take one message. Whatever it holds, nothing is raised: errors become VENTs or are counted."""
@@ -180,6 +189,9 @@ class Station:
             self._outbox.refuse(caller, NotForYouError(f"stream {stream:04x}: a station's key permits forwarding only"))
         elif stream == bands.CONTROL:
             self._control.receive(caller, payload, now)
+        elif stream == bands.TRACES:
+            self._traces.receive(caller, payload)
+            self.trace = self._traces.recorder
         elif stream in _NOT_BUILT:
             self._outbox.refuse(
                 caller, UnsupportedError(f"{_NOT_BUILT[stream]} (stream {stream:04x}) are not built yet")

@@ -21,11 +21,13 @@ from aeonflow.errors import (
     StationLostError,
     UnsupportedError,
 )
+from aeonflow.trace import Recorder
 from aeonflow.turn import turn_of
 
 from ..core.batch import Batch
 from ..core.outgoing import Outgoing, ToLink, ToStation
 from ..core.station import Station
+from ..core.trace import record_batch
 from .compute_thread import ComputeThread
 from .costs import INLINE_LIMIT_S, CostModel, Estimate
 from .machine import resident_bytes
@@ -37,6 +39,7 @@ DRAIN_POLL_S = 0.05
 QUIET_S = 1.0  # a session unused for so long does not keep a draining station
 
 AnswerWeights = Callable[[Message, int], bytes]  # request, largest reply in bytes → reply
+Mark = tuple[float, Outgoing, Link | Peer]  # when framing began, what, for whom: of a message not yet written
 
 
 class Shell:
@@ -75,6 +78,7 @@ class Shell:
             options=peer_options,
         )
         station.use_gauges(self.gauges)
+        station.use_clock(time.perf_counter)
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def add_link(self, link: Link) -> None:
@@ -140,7 +144,11 @@ class Shell:
             self._weights(link, message)
             return
         station = self.station
+        trace = station.trace
+        began_s = trace.clock() if trace is not None else 0.0
         station.receive(number, stream, message.sequence, message.flags, message.payload, self._clock())
+        if trace is not None:
+            trace.received(began_s, stream, message.payload)
         if not station.queue.length:
             self._send_outgoing()
             if stream == bands.CONTROL:
@@ -178,6 +186,8 @@ class Shell:
             self._events["batches_inline"] += 1
             station.compute(batch)
             ended = clock()
+            if station.trace is not None:
+                record_batch(station.trace, batch, started, ended)
             estimate.learn(ended - started)
             station.finish(batch, ended - started)
             if not station.queue.length:
@@ -191,12 +201,14 @@ class Shell:
 
     def _compute(self, batch: Batch) -> None:
         """In the compute thread."""
-        began = time.perf_counter()
+        batch.began_s = time.perf_counter()
         self.station.compute(batch)
-        batch.seconds = time.perf_counter() - began
+        batch.seconds = time.perf_counter() - batch.began_s
 
     def _computed(self, batch: Batch, estimate: Estimate) -> None:
         self._running = None
+        if self.station.trace is not None:
+            record_batch(self.station.trace, batch, batch.began_s, batch.began_s + batch.seconds)
         if not self._is_closed:
             estimate.learn(batch.seconds)
             try:
@@ -210,11 +222,13 @@ class Shell:
         One pass alone has at most two outputs, for two stations: the first (n, on the critical path) does not wait for
         the second to be framed.
         """
-        take, find_peer = self.station.take_outgoing, self._peers.get
+        take, find_peer, trace = self.station.take_outgoing, self._peers.get, self.station.trace
         while outgoing := take():
             used: list[Link | Peer] = []
+            marks: list[Mark] = []
             is_alone = len(outgoing) <= 2
             for effect in outgoing:
+                began_s = trace.clock() if trace is not None else 0.0
                 if type(effect) is ToStation:
                     try:
                         peer = find_peer(effect.url)
@@ -223,15 +237,23 @@ class Shell:
                         continue
                     if is_alone and used and used[0] is not peer:
                         used[0].flush()
+                        if trace is not None:
+                            began_s = _record_sent(trace, used[0], marks)
                     peer.send(effect)
                     used.append(peer)
+                    if trace is not None:
+                        marks.append((began_s, effect, peer))
                 elif type(effect) is ToLink:
                     link = self.links.get(effect.link)
                     if link is not None:
                         self._send_on(link, effect)
                         used.append(link)
+                        if trace is not None:
+                            marks.append((began_s, effect, link))
             for target in used:
                 target.flush()
+                if trace is not None:
+                    _record_sent(trace, target, marks)
 
     def _send_on(self, link: Link, effect: ToLink) -> None:
         try:
@@ -269,3 +291,12 @@ class Shell:
         self._peers.retire()
         self._send_outgoing()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+
+def _record_sent(trace: Recorder, target: Link | Peer, marks: list[Mark]) -> float:
+    """What was framed for `target` has just been written. Returns the time now."""
+    for began_s, effect, to in marks:
+        if to is target:
+            trace.sent(began_s, effect.stream, effect.pieces, effect.url if isinstance(effect, ToStation) else "")
+    marks[:] = [mark for mark in marks if mark[2] is not target]
+    return trace.clock()

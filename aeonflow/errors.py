@@ -103,6 +103,12 @@ class GapError(CallError):
     code = "gap"
 
 
+class RollbackError(CallError):
+    """Rows below a change of a cache's form were to be cut: they are gone there, the host computes them anew."""
+
+    code = "kv_rollback"
+
+
 class NotForYouError(CallError):
     """The connection is not allowed this call (a station's key permits forwarding only)."""
 

@@ -129,9 +129,14 @@ class Decoder:
             self._on_end()
 
     def _send_chunks(self, prefill: Prefill) -> None:
-        while rows := prefill.next(self._cap()):
+        while rows := prefill.next(self._chunk_cap()):
             ids = self.request.prompt_ids[prefill.at - rows : prefill.at]
             self.sequence.send(ids, Want.LAST if prefill.is_sent else Want.NONE)
+
+    def _chunk_cap(self) -> int | None:
+        """The most rows of the next chunk: what other generations leave, up to the next state barrier."""
+        caps = [cap for cap in (self._cap(), self.sequence.room()) if cap is not None]
+        return min(caps, default=None)
 
     def _answered(self, answer: Answer) -> None:
         if self.is_over:

@@ -19,11 +19,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Unpack
 
+from aeonflow.kv_options import KvOptions
+
 from .card import HostCard
 from .decode import Decoder, Outbox
 from .errors import EngineClosedError
 from .fleet.state import FleetState
 from .generate import Generation, Seat, Setting
+from .kv_options import make_kv_options
 from .launch import ConnectOptions, LaunchOptions, Stations, connected_stations, launched_stations
 from .network import Network
 from .pace import Pace
@@ -106,7 +109,7 @@ class Engine:
             transport=transport,
             coalesce=coalesce,
             link_delay_ms=link_delay_ms,
-            kv=kv,
+            kv=make_kv_options(kv=kv),
             pair_x=pair_x,
             speculate=speculate,
             volumes=volumes,
@@ -116,7 +119,7 @@ class Engine:
         )
         options.check()
         async with AsyncExitStack() as stack:
-            network = _network(is_relay=route == "relay", deadline_s=deadline_s)
+            network = _network(is_relay=route == "relay", deadline_s=deadline_s, kv=options.kv)
             stations = await launched_stations(options, network, stack)
             async with _running(cls, network, stations, options, prefill_chunk, rejoin_s) as engine:
                 yield engine
@@ -132,6 +135,7 @@ class Engine:
         transport: str = "auto",
         coalesce: bool = True,
         link_delay_ms: float = 0.0,
+        kv: str = "f32",
         prefill_chunk: int | None = None,
         exact: bool = False,
         name: str | None = None,
@@ -151,12 +155,13 @@ class Engine:
             transport=transport,
             coalesce=coalesce,
             link_delay_ms=link_delay_ms,
+            kv=make_kv_options(kv=kv),
             exact=exact,
             name=name or (urls.name if isinstance(urls, FleetState) else None),
             ssl=ssl,
         )
         options.check()
-        network = _network(is_relay=route == "relay", deadline_s=deadline_s)
+        network = _network(is_relay=route == "relay", deadline_s=deadline_s, kv=options.kv)
         stations = connected_stations(options, network)
         async with _running(cls, network, stations, options, prefill_chunk, rejoin_s) as engine:
             yield engine
@@ -290,9 +295,9 @@ async def _running(
         await asyncio.shield(network.close())
 
 
-def _network(*, is_relay: bool, deadline_s: float) -> Network:
+def _network(*, is_relay: bool, deadline_s: float, kv: KvOptions) -> Network:
     rng = random.Random(secrets.randbits(64))
-    return Network(is_relay=is_relay, deadline_s=deadline_s, idle_s=IDLE_S, clock=time.perf_counter, rng=rng)
+    return Network(is_relay=is_relay, deadline_s=deadline_s, idle_s=IDLE_S, kv=kv, clock=time.perf_counter, rng=rng)
 
 
 def _addresses(urls: str | Sequence[str] | FleetState) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -30,6 +30,7 @@ class Setting(msgspec.Struct, frozen=True):
     kernels: str
     transport: str
     exactness: Exactness
+    kv: dict[str, Any]
     token_bytes: int
     interior_bytes: int
 
@@ -149,6 +150,7 @@ class Generation:
             kernels=setting.kernels,
             transport=setting.transport,
             exactness=setting.exactness,
+            kv=setting.kv,
             hops_per_token=hops,
             bytes_per_token=num_bytes + setting.interior_bytes if num_bytes else setting.token_bytes,
             logits_hash=logits_hash,

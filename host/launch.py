@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aeonflow.endpoint import connect
+from aeonflow.kv_options import KvOptions
 from aeonflow.link import Link
 from aeonflow.messages import PROTOCOL_VERSION, Hello
 
@@ -25,6 +26,7 @@ from .embedded import EmbeddedStation
 from .errors import HostError, InvalidRequestError
 from .fleet import Fleet, StationOptions
 from .fleet.launcher import usable_cores
+from .kv_options import exactness_options
 from .links import Dial, OnClose, OnMessage, StationLink
 from .network import Network
 from .plan import Plan, check, effect_of, from_hellos, make_plan
@@ -47,7 +49,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     coalesce: bool
     link_delay_ms: float
-    kv: str
+    kv: KvOptions
     pair_x: str
     speculate: str
     volumes: str | bool | None
@@ -62,8 +64,10 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """InvalidRequestError for a value outside its range, UnsupportedOptionError for what is not built yet."""
         _check_links(self.route, self.transport, self.link_delay_ms)
-        for option in ("kernels", "kv", "pair_x", "speculate"):
+        for option in ("kernels", "pair_x", "speculate"):
             effect_of(option, getattr(self, option))
+        for option, value in exactness_options(self.kv).items():
+            effect_of(option, value)
         effect_of("volumes", self.volumes or "off")
         if not self.model:
             raise InvalidRequestError("model '': a name, a path or synthetic:… is needed")
@@ -84,6 +88,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     coalesce: bool
     link_delay_ms: float
+    kv: KvOptions
     exact: bool
     name: str | None
     ssl: ssl_module.SSLContext | None
@@ -92,6 +97,8 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """InvalidRequestError for a value outside its range."""
         _check_links(self.route, self.transport, self.link_delay_ms)
+        for option, value in exactness_options(self.kv).items():
+            effect_of(option, value)
         if not self.urls:
             raise InvalidRequestError("0 station addresses: at least 1 is needed")
         for url in self.urls:
@@ -132,7 +139,12 @@ async def launched_stations(options: LaunchOptions, network: Network, stack: Asy
     fleet = Fleet(plan.stations, station_options, name=options.name or "", token=options.token or "")
     await stack.enter_async_context(fleet)
     dial = network_dial(
-        fleet.token, options.transport, coalesce=options.coalesce, link_delay_ms=options.link_delay_ms, ssl=None
+        fleet.token,
+        options.transport,
+        coalesce=options.coalesce,
+        link_delay_ms=options.link_delay_ms,
+        ssl=None,
+        kv=options.kv,
     )
     links = [
         StationLink(
@@ -158,6 +170,7 @@ def connected_stations(options: ConnectOptions, network: Network) -> Stations:
         coalesce=options.coalesce,
         link_delay_ms=options.link_delay_ms,
         ssl=options.ssl,
+        kv=options.kv,
     )
     links = [
         StationLink(index, url, dial, on_message=network.received, on_lost=network.lost)
@@ -176,7 +189,8 @@ async def _embedded_station(options: LaunchOptions, network: Network, stack: Asy
     if model.startswith("synthetic:"):
         model, _ = await find_model(model)
     threads = options.threads or min(usable_cores(), MAX_SOLO_THREADS)
-    station = EmbeddedStation(coalesce=options.coalesce, link_delay_s=options.link_delay_ms / 1000, hello=host_hello())
+    hello = host_hello(options.kv)
+    station = EmbeddedStation(coalesce=options.coalesce, link_delay_s=options.link_delay_ms / 1000, hello=hello)
     stack.push_async_callback(station.close)
     await station.start(model=model, kernels=options.kernels, threads=threads)
     link = StationLink(0, "memory:solo", station, name=SOLO, on_message=network.received, on_lost=network.lost)
@@ -186,14 +200,20 @@ async def _embedded_station(options: LaunchOptions, network: Network, stack: Asy
 
 
 def network_dial(
-    token: str, transport: str, *, coalesce: bool, link_delay_ms: float, ssl: ssl_module.SSLContext | None
+    token: str,
+    transport: str,
+    *,
+    coalesce: bool,
+    link_delay_ms: float,
+    ssl: ssl_module.SSLContext | None,
+    kv: KvOptions,
 ) -> Dial:
     """Dials stations over sockets with the fleet's secret."""
 
     async def dial(url: str, *, on_message: OnMessage, on_close: OnClose) -> Link:
         return await connect(
             url,
-            hello=host_hello(),
+            hello=host_hello(kv),
             token=token,
             transport=transport,
             on_message=on_message,
@@ -206,9 +226,9 @@ def network_dial(
     return dial
 
 
-def host_hello() -> Hello:
-    """What a host says of itself: any model, any numerics."""
-    return Hello(PROTOCOL_VERSION, f"host-{os.getpid()}", "host", pid=os.getpid())
+def host_hello(kv: KvOptions) -> Hello:
+    """What a host says of itself: any model, any numerics, and how its sessions keep their KV."""
+    return Hello(PROTOCOL_VERSION, f"host-{os.getpid()}", "host", cache_options=kv.to_wire(), pid=os.getpid())
 
 
 async def find_model(model: str) -> tuple[str, int]:

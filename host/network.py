@@ -25,6 +25,7 @@ from aeonflow.errors import (
     VersionMismatchError,
 )
 from aeonflow.frames import IS_VENT
+from aeonflow.kv_options import Barrier, KvOptions
 from aeonflow.messages import Cancel, Close, GetCard, InstallRoute, Open, Opened, Resume, Resumed, Route, decode_vent
 
 from .card import ModelBundle, read_bundle
@@ -57,6 +58,7 @@ class Network:
         is_relay: bool,
         deadline_s: float,
         idle_s: float,
+        kv: KvOptions,
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
@@ -66,6 +68,7 @@ class Network:
         self.is_relay = is_relay
         self.deadline_s = deadline_s
         self.idle_s = idle_s
+        self.kv = kv
         self.is_closed = False
         self._clock = clock
         self._rng = rng
@@ -191,6 +194,7 @@ class Network:
         sequence.incarnations = now
         if have < sequence.base:
             sequence.restart(have)
+        sequence.resumed()
         return sequence.base
 
     def is_intact(self, sequence: TokenSequence) -> bool:
@@ -211,10 +215,11 @@ class Network:
                 station.tell(Close(sequence.session))
 
     async def _open_on(self, stations: Sequence[StationLink], sequence: TokenSequence) -> None:
-        opening = Open(sequence.session, self._route_id, sequence.max_positions, idle_s=self.idle_s)
+        cache = self.kv.to_wire()
+        opening = Open(sequence.session, self._route_id, sequence.max_positions, cache, self.idle_s)
         replies = await gather([(s, s.ask(opening)) for s in stations], CONTROL_TIMEOUT_S, "open")
-        for reply in replies:
-            _expect(Opened, reply)
+        found = {Barrier(*pair) for reply in replies for pair in _expect(Opened, reply).barriers}
+        sequence.barriers = tuple(sorted(found.union(sequence.barriers)))
 
     @property
     def _route_id(self) -> int:

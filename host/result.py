@@ -64,7 +64,7 @@ class Exactness(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     """One finished generation. `hops_per_token` counts one-way link crossings on a decoded token's critical path;
-    `bytes_per_token` the bytes of frames that cross links for one decoded token."""
+    `bytes_per_token` the bytes of frames that cross links for one decoded token; `kv` how K and V are kept."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -79,6 +79,7 @@ class Result(msgspec.Struct, frozen=True):
     exactness: Exactness
     hops_per_token: int
     bytes_per_token: int
+    kv: dict[str, Any]
     logits_hash: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
 

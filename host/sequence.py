@@ -16,18 +16,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aeonflow.errors import AeonflowError, RemoteProtocolError
+from aeonflow.errors import AeonflowError, RemoteProtocolError, RollbackError
+from aeonflow.kv_options import Barrier, is_barrier, next_barrier
 from aeonflow.tensors import Kind, Port, Tensor, Want
 
 F32 = npt.NDArray[np.float32]
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """Rows `first` … `first + rows - 1` of a session on their way; `ids` are their tokens, u32 little-endian."""
+    """Rows `first` … `first + rows - 1` of a session on their way; `ids` are their tokens, u32 little-endian.
+
+    Every row below `settled` is final.
+    """
 
     session: int
     epoch: int
     base: int
+    settled: int
     first: int
     rows: int
     want: Want
@@ -40,9 +45,9 @@ class Pass(msgspec.Struct, frozen=True):
     def tensor(
         self, *, layer: int, port: Port, options: int, dtype: int, route: int, hop: int, dim0: int, dim1: int, data: Any
     ) -> Tensor:
-        """A tensor of this pass. Rows below `first` are decided: without speculation they are also settled."""
+        """A tensor of this pass."""
         return Tensor(
-            self.session, self.epoch, self.base, self.first, self.first, self.rows, layer, Kind.CANONICAL, port,
+            self.session, self.epoch, self.base, self.settled, self.first, self.rows, layer, Kind.CANONICAL, port,
             options, dtype, route, hop, dim0, dim1, data,
         )  # fmt: skip
 
@@ -68,7 +73,12 @@ class Passage(Protocol):
 
 
 class TokenSequence:
-    """One session. `tokens` are the ids of all rows sent, `length` how many of them are answered for."""
+    """One session. `tokens` are the ids of all rows sent, `length` how many of them are answered for.
+
+    `barriers` are the positions at which some station's caches change form: no pass crosses one, and what lies below
+    the last one passed cannot be restored by cutting. `is_cut_too_deep` after an epoch that would need it: stations
+    must be asked what they hold (`Network.resume`) before anything is sent.
+    """
 
     def __init__(self, session: int, passage: Passage, clock: Callable[[], float]) -> None:
         self.session = session
@@ -77,6 +87,8 @@ class TokenSequence:
         self.tokens = array("I")
         self.length = 0
         self.max_positions = 0
+        self.barriers: tuple[Barrier, ...] = ()
+        self.is_cut_too_deep = False
         self.incarnations: tuple[int, ...] = ()
         self.is_closed = False
         self.is_suspect = False  # overdue, and being looked into
@@ -87,22 +99,42 @@ class TokenSequence:
         self._passage = passage
         self._clock = clock
         self._in_flight: deque[int] = deque()
+        self._form_position = 0  # the last barrier at which a pass was sent
 
     @property
     def oldest_in_flight(self) -> int | None:
         """Last position of the oldest pass that is not answered, None when nothing is under way."""
         return self._in_flight[0] if self._in_flight else None
 
-    def send(self, ids: Sequence[int], want: Want) -> None:
-        """The next rows, right behind those sent before."""
+    def room(self) -> int | None:
+        """Rows that the next pass may have without crossing a state barrier; None: any number."""
+        at = next_barrier(self.barriers, len(self.tokens))
+        return None if at is None else at - len(self.tokens)
+
+    def send(self, ids: Sequence[int], want: Want, *, settled: int | None = None) -> None:
+        """The next rows, right behind those sent before. `settled`: rows below it are final (None: all sent before);
+        a pass that starts at a barrier waits until everything before it is."""
         first = len(self.tokens)
         packed = array("I", ids)
-        one = Pass(self.session, self.epoch, self.base, first, len(packed), want, packed.tobytes())
+        final = first if settled is None else settled
+        if self.barriers:
+            room = self.room()
+            if room is not None and len(packed) > room:
+                raise AssertionError(f"{len(packed)} rows at {first}: the next state barrier is {room} rows on")
+            if is_barrier(self.barriers, first):
+                if final < first:
+                    raise AssertionError(f"a pass at the state barrier {first} over rows settled below {final} only")
+                self._form_position = first
+        one = Pass(self.session, self.epoch, self.base, final, first, len(packed), want, packed.tobytes())
         self.tokens.extend(packed)
         if not self._in_flight:
             self.progress_s = self._clock()
         self._in_flight.append(one.last)
         self._passage.send(self, one)
+
+    def can_restart(self, base: int) -> bool:
+        """Whether stations can cut to `base`: no change of form lies above it."""
+        return base >= self._form_position
 
     def restart(self, base: int) -> None:
         """A new epoch from `base` on; rows at or above it are void, answers under way will be stale."""
@@ -110,9 +142,15 @@ class TokenSequence:
             raise AssertionError(f"epoch with base {base} over {self.length} answered rows")
         self.epoch += 1
         self.base = self.length = base
+        self.is_cut_too_deep = self.is_cut_too_deep or base < self._form_position
         del self.tokens[base:]
         self._in_flight.clear()
         self.partial.clear()
+
+    def resumed(self) -> None:
+        """All stations hold the rows below `base`, and no others."""
+        self.is_cut_too_deep = False
+        self._form_position = min(self._form_position, self.base)
 
     def use(self, passage: Passage) -> None:
         """Another way through the stations from the next epoch on (a route was installed anew)."""
@@ -139,6 +177,7 @@ class TokenSequence:
         """The passes under way will not be answered. The rows below `length` are still good."""
         self._in_flight.clear()
         self.partial.clear()
+        self.is_cut_too_deep = self.is_cut_too_deep or isinstance(error, RollbackError)
         self.on_error(error)
 
     def failed_if_current(self, epoch: int, error: AeonflowError) -> None:

@@ -112,7 +112,9 @@ class Session:
             return sequence
         await network.wait_ready(engine.rejoin_s)
         base = common_prefix(sequence.tokens[: sequence.length], request.prompt_ids[:-1])
-        if not network.is_intact(sequence):
+        if base != len(sequence.tokens) and not sequence.can_restart(base):
+            sequence.is_cut_too_deep = True
+        if not network.is_intact(sequence) or sequence.is_cut_too_deep:
             await network.resume(sequence, base)
         elif base != len(sequence.tokens):
             sequence.restart(base)

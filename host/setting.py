@@ -5,6 +5,7 @@ from __future__ import annotations
 from .chain import host_frame_bytes
 from .errors import InvalidRequestError
 from .generate import Setting
+from .kv_options import described, exactness_options
 from .launch import ConnectOptions, LaunchOptions
 from .network import Network
 from .plan import Geometry, exactness, mixed_numerics
@@ -16,7 +17,7 @@ def describe(options: LaunchOptions | ConnectOptions, network: Network, *, refus
     known = [station.hello for station in network.stations if station.incarnation]
     kernels = "+".join(sorted({hello.kernels for hello in known}))
     numerics = [hello.numerics for hello in known]
-    chosen: dict[str, object] = {"route": options.route, "coalesce": options.coalesce}
+    chosen: dict[str, object] = {"route": options.route, "coalesce": options.coalesce, **exactness_options(options.kv)}
     for name in kernels.split("+"):
         chosen["kernels"] = name if chosen.get("kernels") != "reference" else "reference"
     promise = exactness(chosen, numerics)
@@ -31,6 +32,7 @@ def describe(options: LaunchOptions | ConnectOptions, network: Network, *, refus
         kernels=kernels,
         transport="+".join(transports),
         exactness=promise,
+        kv=described(options.kv),
         token_bytes=token_bytes,
         interior_bytes=interior_bytes,
     )

@@ -111,6 +111,7 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
         "kernels": setting.kernels,
         "transport": setting.transport,
         "exactness": {"cut": setting.exactness.cut, "model": setting.exactness.model},
+        "kv": setting.kv,
         "model": engine.card.name,
         "fingerprint": engine.card.fingerprint,
         "stations": [_station_status(s, stats.get(s.index)) for s in network.stations],

@@ -44,7 +44,7 @@ TABLE: tuple[Effect, ...] = (
     Effect("coalesce", "on", "exact", "exact", "frames share a WebSocket message, unchanged and in order"),
     Effect("coalesce", "off", "exact", "exact", "one WebSocket message a frame"),
     Effect("kv", "f32", "exact", "exact", "keys and values are kept as computed"),
-    Effect("kv", "f16", "exact", "bounded", "keys and values are rounded to f16 at fixed positions", False),
+    Effect("kv", "f16", "exact", "bounded", "rounded to f16 as they are stored, arithmetic in f32; half the bytes"),
     Effect("kv", "q8", "exact", "certified", "8-bit keys and values, quantised at fixed positions", False),
     Effect("kv", "q4", "exact", "certified", "4-bit keys and values, quantised at fixed positions", False),
     Effect("pair_x", "off", "exact", "exact", "no residual seeds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -131,9 +132,9 @@ class Control:
         if self.is_draining:
             raise OverloadedError("this station is draining: it takes no new session")
         route = self._routes.get(link, request.route)
-        session = self._sessions.open(request, link, len(route.kv_layers), now)
+        session = self._sessions.open(request, link, route.kv_layers, now)
         self._counters.events["sessions_opened"] += 1
-        return Opened(session.id, session.kv_bytes)
+        return Opened(session.id, session.kv_bytes, session.barriers)
 
     def _resume(self, request: Resume, link: int, now: float) -> Resumed:
         session = self._sessions.owned(request.session, link)
@@ -172,9 +173,14 @@ class Control:
             "kv_bytes": sum(s.cached_bytes() for s in sessions),
             "kv_reserved_bytes": self._sessions.reserved_bytes,
             "kv_budget_bytes": self._limits.kv_budget_bytes,
+            "kv_sessions": self._kv_sessions(),
             "is_draining": self.is_draining,
             **self.gauges(),
         }
+
+    def _kv_sessions(self) -> dict[str, int]:
+        """Open sessions by how their KV is kept."""
+        return dict(Counter(str(session.layout.options) for session in self._sessions))
 
 
 def _decode(payload: Buffer) -> Request:

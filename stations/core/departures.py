@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from aeonflow.errors import GapError, PoisonedError
 
-from ..kernels.base import Backend
 from ..kv.layer_cache import LayerKvCache
 from .arrivals import Arrivals
 from .batch import Batch
@@ -30,14 +29,12 @@ class Departures:
     def __init__(
         self,
         queue: JobQueue,
-        backend: Backend,
         arrivals: Arrivals,
         counters: Counters,
         emitter: Emitter,
         failures: Failures,
     ) -> None:
         self._queue = queue
-        self._backend = backend
         self._arrivals = arrivals
         self._events = counters.events
         self._emitter = emitter
@@ -99,8 +96,13 @@ class Departures:
                 self._failures.drop_job(job, "duplicate_rows", f"has {have} rows")
             else:
                 self._events["gaps"] += 1
-                self._failures.fail_job(job, layer, GapError(f"gap: have {have}, got {first} ({stage.role} {layer})"))
+                gap = GapError(f"gap: have {have}, got {first} ({stage.role} {layer})")
+                self._failures.fail_job(job, layer, session.lost or gap)
             return False
+        if session.barriers and (error := session.barrier_error(head)) is not None:
+            self._failures.fail_job(job, stage.layer, error)
+            return False
+        session.settle(head.settled)
         return True
 
     def _with_caches(self, jobs: list[Job]) -> Batch | None:
@@ -109,7 +111,7 @@ class Departures:
         caches: list[list[LayerKvCache]] = []
         for job in jobs:
             try:
-                caches.append(job.session.caches_of(self._backend, stage.layer, stage.hi))
+                caches.append(job.session.caches_of(stage.layer, stage.hi))
             except MemoryError as error:
                 self._failures.fail_job(job, stage.layer, kernel_error(error))
                 continue

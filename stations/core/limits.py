@@ -45,8 +45,3 @@ def limits_for(card: ModelCard, kv_budget_bytes: int) -> StationLimits:
     return StationLimits(
         max_message_bytes=max(widest, MIN_MESSAGE_BYTES), max_rows=max_rows, kv_budget_bytes=kv_budget_bytes
     )
-
-
-def kv_row_bytes(card: ModelCard) -> int:
-    """Bytes of K and V of one position and layer, in f32."""
-    return 2 * card.num_kv_heads * card.head_dim * 4

@@ -1,7 +1,8 @@
 """A session: one sequence on this station. Epochs, the KV of its layers, half-filled joins (design, *Epochs*).
 
 The rules of epochs are here and nowhere else: `relation` says what a frame's (epoch, base) means, `adopt` cuts. While
-a batch of the session is in the compute thread its caches are not touched: the cut waits until `computed`.
+a batch of the session is in the compute thread its caches are not touched: the cut waits until `computed`. A cache that
+cannot be cut, since rows changed form above the cut, is emptied: the host computes them anew (*State barriers*).
 """
 
 from __future__ import annotations
@@ -9,11 +10,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from aeonflow.errors import BadTensorError
+from aeonflow.kv_options import Barrier, is_barrier, next_barrier
+
+from ..kv.errors import RollbackError
 from .joins import JoinGauge, Joins
+from .kv_layout import KvLayout
 from .stages import StageKey
 
 if TYPE_CHECKING:
-    from ..kernels.base import Backend
+    from aeonflow.tensors import Tensor
+
     from ..kv.layer_cache import LayerKvCache
 
 NO_EPOCH = -1  # before the first frame: a station that replaces another starts at whatever it sees
@@ -32,6 +39,7 @@ class Session:
     """`kv_bytes` is what the session reserved; `owner` the host's link, where results and errors go."""
 
     __slots__ = (
+        "barriers",
         "base",
         "caches",
         "epoch",
@@ -43,6 +51,8 @@ class Session:
         "joins",
         "kv_bytes",
         "last_used_s",
+        "layout",
+        "lost",
         "max_positions",
         "owner",
         "passed",
@@ -63,6 +73,8 @@ class Session:
         idle_s: float,
         now: float,
         join_gauge: JoinGauge,
+        layout: KvLayout,
+        barriers: tuple[Barrier, ...] = (),
     ) -> None:
         self.id = id
         self.owner = owner
@@ -74,7 +86,10 @@ class Session:
         self.epoch = NO_EPOCH
         self.base = 0
         self.settled = 0
+        self.layout = layout
+        self.barriers = barriers  # of the layers that this station caches for the session
         self.caches: dict[int, LayerKvCache] = {}
+        self.lost: RollbackError | None = None  # why rows below the epoch's base are not here any more
         self.joins = Joins(join_gauge)
         self.queued = 0  # jobs in the queue
         self.prefills: dict[StageKey, int] = {}  # prefill chunks in the queue, which later rows must not overtake
@@ -96,7 +111,9 @@ class Session:
         The caller drops the session's queued jobs.
         """
         self.epoch, self.base = epoch, base
+        self.settled = min(self.settled, base)
         self.is_poisoned = False
+        self.lost = None
         self.joins.clear()
         for at, position in self.passed.items():
             if position > base:
@@ -117,8 +134,13 @@ class Session:
         """Forget rows from `base` on at layers lo..hi: what a failed or poisoned pass wrote."""
         for layer in range(lo, hi + 1):
             cache = self.caches.get(layer)
-            if cache is not None:
+            if cache is None:
+                continue
+            try:
                 cache.truncate_to(base)
+            except RollbackError as error:
+                cache.clear()
+                self.lost = error if base else None
 
     def length(self, layer: int) -> int:
         """Canonical rows cached at `layer`."""
@@ -129,16 +151,31 @@ class Session:
         """Rows below `base` that every one of `layers` holds; `base` where there are no layers."""
         return min((min(self.length(layer), base) for layer in layers), default=base)
 
-    def caches_of(self, backend: Backend, lo: int, hi: int) -> list[LayerKvCache]:
+    def caches_of(self, lo: int, hi: int) -> list[LayerKvCache]:
         """The caches of layers lo..hi, made when first needed."""
         caches = []
         for layer in range(lo, hi + 1):
             cache = self.caches.get(layer)
             if cache is None:
-                # Untouched pages cost nothing, so the whole reservation is asked for and rows are never moved.
-                cache = self.caches[layer] = backend.new_cache(layer, self.max_positions)
+                cache = self.caches[layer] = self.layout.new_cache(layer, self.max_positions)
             caches.append(cache)
         return caches
+
+    def settle(self, settled: int) -> None:
+        """Every row below `settled` is final; within an epoch this only grows."""
+        self.settled = max(self.settled, settled)
+
+    def barrier_error(self, head: Tensor) -> BadTensorError | None:
+        """Why a pass may not enter the caches: it crosses a state barrier, or starts at one that is not settled."""
+        first, end = head.first, head.first + head.rows
+        at = next_barrier(self.barriers, first)
+        if at is not None and end > at:
+            return BadTensorError(f"rows {first} to {end - 1} cross the state barrier at {at}: a pass must end there")
+        if max(self.settled, head.settled) < first and is_barrier(self.barriers, first):
+            return BadTensorError(
+                f"rows from {first} start at a state barrier: rows from {head.settled} are not settled"
+            )
+        return None
 
     def cached_bytes(self) -> int:
         """Bytes that the caches hold now."""

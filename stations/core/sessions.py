@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from aeonflow.errors import BadMessageError, OverloadedError, UnknownSessionError, UnsupportedError
+from aeonflow.errors import BadMessageError, OverloadedError, UnknownSessionError
+from aeonflow.kv_options import parse_kv_options
 from aeonflow.messages import Open
 
+from ..models.card import ModelCard
 from .joins import JoinGauge
+from .kv_layout import KvLayout
 from .limits import StationLimits
 from .session import Session
 
 MAX_IDLE_S = 24 * 3600.0
-SUPPORTED_CACHE = {"kv": ("f32",)}  # option → values
 
 
 class SessionTable:
     """`reserved_bytes`: what open sessions reserved of the KV budget."""
 
-    def __init__(self, limits: StationLimits, context_length: int, kv_row_bytes: int) -> None:
+    def __init__(self, limits: StationLimits, card: ModelCard) -> None:
         self._limits = limits
-        self._context_length = context_length
-        self._kv_row_bytes = kv_row_bytes
+        self._card = card
         self._sessions: dict[int, Session] = {}
         self.get = self._sessions.get
         self.reserved_bytes = 0
@@ -33,31 +34,34 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
 
-    def open(self, request: Open, owner: int, num_kv_layers: int, now: float) -> Session:
-        """Reserve and enter a session. OverloadedError, UnsupportedError or BadMessageError, with the numbers."""
+    def open(self, request: Open, owner: int, kv_layers: Sequence[int], now: float) -> Session:
+        """Reserve KV for `kv_layers` and enter a session. OverloadedError, UnsupportedError or BadMessageError, with the
+        numbers."""
         if request.session in self._sessions:
             raise BadMessageError(f"session {request.session} is open already")
         if not 0 <= request.session < 1 << 64:
             raise BadMessageError(f"session {request.session}: ids are 0 to 2^64 - 1")
-        if not 1 <= request.max_positions <= self._context_length:
+        context_length = self._card.context_length
+        if not 1 <= request.max_positions <= context_length:
             raise BadMessageError(
-                f"a session of {request.max_positions} positions: 1 to {self._context_length} fit the context"
+                f"a session of {request.max_positions} positions: 1 to {context_length} fit the context"
             )
         if not 0 < request.idle_s <= MAX_IDLE_S:
             raise BadMessageError(f"idle_s {request.idle_s}: more than 0 and at most {MAX_IDLE_S:g}")
-        check_cache_options(request)
+        layout = KvLayout(self._card, parse_kv_options(request.cache))
         if len(self._sessions) >= self._limits.max_sessions:
             raise OverloadedError(f"{len(self._sessions)} sessions are open: at most {self._limits.max_sessions}")
-        needed = request.max_positions * num_kv_layers * self._kv_row_bytes
+        needed = layout.reserved_bytes(kv_layers, request.max_positions)
         free = self._limits.kv_budget_bytes - self.reserved_bytes
         if needed > free:
             raise OverloadedError(
-                f"a session of {request.max_positions} positions needs {needed:,} bytes of KV on {num_kv_layers} "
+                f"a session of {request.max_positions} positions needs {needed:,} bytes of KV on {len(kv_layers)} "
                 f"layers: {free:,} of {self._limits.kv_budget_bytes:,} are free"
             )
         session = Session(
-            request.session, owner, request.route, request.max_positions, needed, request.idle_s, now, self.join_gauge
-        )
+            request.session, owner, request.route, request.max_positions, needed, request.idle_s, now, self.join_gauge,
+            layout, layout.barriers(kv_layers),
+        )  # fmt: skip
         self._sessions[session.id] = session
         self.reserved_bytes += needed
         return session
@@ -80,13 +84,3 @@ class SessionTable:
     def expired(self, now: float) -> list[Session]:
         """Sessions that nothing used for longer than their `idle_s`."""
         return [s for s in self if now - s.last_used_s > s.idle_s and not s.is_computing and not s.queued]
-
-
-def check_cache_options(request: Open) -> None:
-    """UnsupportedError for a KV option that this version does not do; none is ignored."""
-    for option, value in request.cache.items():
-        known = SUPPORTED_CACHE.get(option)
-        if known is None:
-            raise UnsupportedError(f"cache option {option!r}: supported are {', '.join(SUPPORTED_CACHE)}")
-        if value not in known:
-            raise UnsupportedError(f"cache option {option}={value!r}: supported are {', '.join(known)}")

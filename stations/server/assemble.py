@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aeonflow import Hello
+from aeonflow.kv_options import OFFERED
 from aeonflow.messages import PROTOCOL_VERSION
 
 from ..core.limits import limits_for
-from ..core.sessions import SUPPORTED_CACHE
 from ..core.station import Station
 from ..kernels import make_backend
 from ..models.folder import ModelFolder
@@ -45,7 +45,7 @@ def make_station(
         numerics=backend.numerics_id,
         kernels=backend.name,
         limits=limits.announced(),
-        cache_options={option: list(values) for option, values in SUPPORTED_CACHE.items()},
+        cache_options=OFFERED,
         advertise=advertise,
         software=software,
         context_length=card.context_length,

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aeonflow.kv_options import KvOptions
 from aeonflow.tensors import Kind, Port
 from stations.core.joins import JoinGauge
+from stations.core.kv_layout import KvLayout
 from stations.core.limits import StationLimits
 from stations.core.queue import Job, JobQueue
 from stations.core.session import Session
 from stations.core.stages import CompiledRoute, Stage, compile_local
+from stations.models.card import ModelCard, Rope
 from stations.models.roles import parse_roles
 
 from .cores import tensor
@@ -22,6 +25,11 @@ from .cores import tensor
 LIMITS = StationLimits(
     max_message_bytes=1 << 20, max_rows=256, kv_budget_bytes=0, max_decode_rows=4, max_batch_rows=10, max_passed_over=3
 )
+CARD = ModelCard(
+    name="queue", architecture="llama", num_layers=4, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
+    ffn_size=128, vocab_size=512, context_length=64, rms_eps=1e-5, rope=Rope(1e4, 16), tied_embeddings=True,
+    bos_id=None, eos_ids=(), add_bos=False,
+)  # fmt: skip
 LOCAL: CompiledRoute = compile_local(parse_roles("attn:0-3,gate_up:0-3,down:0-3", 4))
 
 
@@ -31,7 +39,8 @@ def stage(role: str = "attn", layer: int = 0) -> Stage:
 
 
 def sessions(count: int) -> list[Session]:
-    return [Session(number, 1, 0, 64, 0, 60.0, 0.0, JoinGauge()) for number in range(count)]
+    layout = KvLayout(CARD, KvOptions())
+    return [Session(number, 1, 0, 64, 0, 60.0, 0.0, JoinGauge(), layout) for number in range(count)]
 
 
 def job(session: Session, first: int = 0, rows: int = 1, at: Stage | None = None, kind: Kind = Kind.CANONICAL) -> Job:

@@ -57,9 +57,9 @@ REFUSED = {
     "no position": (Open(9, 0, 0), "0 positions", BadMessageError),
     "an idle time of nothing": (Open(9, 0, 8, idle_s=0.0), "idle_s 0.0", BadMessageError),
     "an idle time that is no number": (Open(9, 0, 8, idle_s=float("nan")), "idle_s nan", BadMessageError),
-    "a KV mode that is not built": (Open(9, 0, 8, {"kv": "q8"}), "kv='q8': supported are f32", UnsupportedError),
-    "an unknown KV option": (Open(9, 0, 8, {"o1": 1}), "option 'o1'", UnsupportedError),
-    "a KV option of no sense": (Open(9, 0, 8, {"kv": ["f32"]}), "supported are f32", UnsupportedError),
+    "a KV mode that is unknown": (Open(9, 0, 8, {"kv": "q3"}), "kv='q3': supported are f32", UnsupportedError),
+    "an unknown KV option": (Open(9, 0, 8, {"warp": 1}), "option 'warp'", UnsupportedError),
+    "a KV option of no sense": (Open(9, 0, 8, {"kv": ["f32"]}), "Expected `str`, got `array`", UnsupportedError),
 }
 
 

@@ -55,6 +55,13 @@ class Backend(Protocol):
         """h [S, H], u [S, F] → h + u W_down [S, H], the product summed in 8 fixed segments by a fixed binary tree."""
         ...
 
+    def ffn(self, layer: int, n: F32, part: int, parts: int) -> F32:
+        """n [S, H] → f [S, H]: the share of slice `part` of `parts` (2, 4, 8) in u W_down, a branch of down's tree.
+
+        h + the same tree over all slices has the bits of `down` on `gate_up` (`docs/numerics.md`).
+        """
+        ...
+
     def block(self, lo: int, hi: int, x: F32, spans: Sequence[Sequence[Span]]) -> F32:
         """Layers lo..hi (both included); spans[l - lo] are the spans of layer l. x [S, H] → x' [S, H]."""
         ...

@@ -108,10 +108,10 @@ def attn64(weights: TinyWeights, layer: int, x: np.ndarray) -> np.ndarray:
     return x + out.reshape(len(x), -1) @ weights.values(layer, "output").T
 
 
-def run_layers(backend: Any, x: np.ndarray, cuts: list[int]) -> np.ndarray:
+def run_layers(backend: Any, x: np.ndarray, cuts: list[int], capacity: int = 0) -> np.ndarray:
     """All layers over one fresh sequence, in passes of the given sizes."""
     last = backend.card.num_layers - 1
-    caches = [backend.new_cache(layer, len(x)) for layer in range(last + 1)]
+    caches = [backend.new_cache(layer, capacity or len(x)) for layer in range(last + 1)]
     done, first = [], 0
     for size in cuts:
         part = x[first : first + size]

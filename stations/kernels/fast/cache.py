@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import IO
 
 from blake3 import blake3
 
@@ -69,8 +70,12 @@ class CompileCache:
         if not self.missing(names):
             progress(len(names), len(names))
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(self.folder / "lock"):
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = open(self.folder / "lock", "a")  # noqa: SIM115 - closed by the block below
+        except OSError as error:
+            raise KernelError(f"compiled kernels cannot be written to {self.folder}: {error}") from error
+        with _locked(lock):
             wanted = self.missing(names)
             done = len(names) - len(wanted)
             progress(done, len(names))
@@ -158,8 +163,8 @@ class _Child:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """An exclusive lock that the kernel drops with the process."""
-    with open(path, "a") as file:
+def _locked(file: IO[str]) -> Iterator[None]:
+    """An exclusive lock on a file that the kernel drops with the process; the file is closed at the end."""
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,0 +1,85 @@
+"""The numerics id: every weight type makes the expected bits here, on a CPU with less, and in any company of roles."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from stations.kernels.fast.backend import FastBackend
+from stations.kernels.fast.expected import EXPECTED
+from stations.kernels.fast.numerics import EXPECTED_ID, found_digests, identify, numerics_id
+from stations.models.roles import RoleSpan
+
+from .tiny import TinyWeights
+
+_CHILD = """
+import json, os, sys
+from pathlib import Path
+from stations.kernels.fast.cache import CompileCache
+from stations.kernels.fast.loader import LoadedUnits
+from stations.kernels.fast.numerics import found_digests
+from stations.kernels.fast.target import current_target
+from stations.kernels.fast.units import units_of
+from stations.models.store import cache_folder
+target = current_target(os.environ)
+cache = CompileCache(cache_folder(os.environ), target, os.environ)
+names = units_of(sys.argv[1:], sys.argv[1:])
+cache.ensure(names)
+units = LoadedUnits(cache, names)
+print(json.dumps([target.row_tiles, found_digests(names, units, cache), "numba" in sys.modules]))
+"""
+
+
+def _digests_on(environment: dict[str, str], kinds: list[str]) -> list:
+    command = [sys.executable, "-c", _CHILD, *kinds]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def test_every_unit_makes_the_expected_bits(units, compile_cache) -> None:
+    assert found_digests(units.names, units, compile_cache) == EXPECTED
+    assert numerics_id(units, compile_cache) == EXPECTED_ID
+
+
+def test_stations_of_different_roles_and_kinds_have_one_id() -> None:
+    ids = {
+        FastBackend(TinyWeights("q8_0"), [RoleSpan("embed")]).numerics_id,
+        FastBackend(TinyWeights("q4_1"), [RoleSpan("attn", 0, 1)]).numerics_id,
+        FastBackend(TinyWeights("q6_k"), [RoleSpan("down", 1, 1), RoleSpan("head")]).numerics_id,
+    }
+    assert ids == {EXPECTED_ID}
+
+
+def test_other_bits_give_another_id() -> None:
+    found = {"product.q4_1": EXPECTED["product.q4_1"], "lookup.q8_0": EXPECTED["lookup.q8_0"]}
+    assert identify(found) == EXPECTED_ID
+    broken = found | {"lookup.q8_0": "0" * 64}
+    assert identify(broken) not in (EXPECTED_ID, identify(broken | {"lookup.q8_0": "1" * 64}))
+    assert identify(found | {"product.q3_x": "0" * 64}) != EXPECTED_ID
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="features named here are x86's")
+def test_a_cpu_without_avx512_makes_the_same_bits_in_smaller_tiles() -> None:
+    tiles, found, _ = _digests_on({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}, ["q4_1"])
+    assert tiles == [3, 2, 1]
+    assert found == {name: EXPECTED[name] for name in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted({name.partition(".")[2] for name in EXPECTED}))
+def test_a_generic_cpu_makes_the_same_bits_for_every_kind(kind: str) -> None:
+    _, found, _ = _digests_on({"NUMBA_CPU_NAME": "generic"}, [kind])
+    assert found == {name: EXPECTED[name] for name in found}
+    assert len(found) == 2
+
+
+def test_warm_kernels_load_without_numba(compile_cache) -> None:
+    _, found, has_numba = _digests_on({}, ["q4_1", "q8_0"])
+    assert len(found) == 4
+    assert not has_numba

@@ -157,7 +157,11 @@ class Decoder:
         if answer.logits is None:
             raise AeonflowError(f"position {answer.last} was acknowledged where logits were asked for")
         row = answer.logits[-1]
+        trace = self.sequence.trace
+        began_s = trace.clock() if trace is not None else 0.0
         choice = choose(row, self.request.sampling, answer.last + 1)
+        if trace is not None:
+            self.sequence.record_choice(began_s, answer.last + 1)
         token = choice.token
         self.token_ids.append(token)
         self.last_token_s = self._clock()

@@ -25,6 +25,7 @@ from aeonflow.errors import (
 from aeonflow.frames import IS_VENT
 from aeonflow.link import Link
 from aeonflow.messages import Hello, Reply, Request, WeightsRequest, decode_reply, decode_vent, encode
+from aeonflow.trace import Recorder
 from host.contracts import StationProcess
 from host.fleet.errors import describe_exit, describe_log
 
@@ -78,6 +79,7 @@ class StationLink:
         self.pid = 0
         self.process = process
         self.lost_error: StationLostError | None = None
+        self.trace: Recorder | None = None  # while a trace is recorded
         self._given_url = url
         self._dial = dial
         self._on_message = on_message
@@ -133,14 +135,20 @@ class StationLink:
 
     def send(self, stream: int, pieces: Pieces) -> None:
         """A one-way message under the next sequence."""
-        link = self.link
+        link, trace = self.link, self.trace
+        began_s = trace.clock() if trace is not None else 0.0
         link.send(stream, link.next_sequence(), pieces)
+        if trace is not None:
+            trace.sent(began_s, stream, pieces, self.url)
 
     def request(self, stream: int, pieces: Pieces, on_reply: OnReply) -> None:
         """A call; `on_reply` gets the reply or the error exactly once, from the reader. Raises if it cannot be sent."""
-        link = self.link
+        link, trace = self.link, self.trace
+        began_s = trace.clock() if trace is not None else 0.0
         sequence = link.next_sequence()
         link.send(stream, sequence, pieces)
+        if trace is not None:
+            trace.sent(began_s, stream, pieces, self.url)
         self._pending[sequence] = (stream, on_reply)
 
     def ask(self, request: Request | WeightsRequest, stream: int = bands.CONTROL) -> asyncio.Future[Message]:
@@ -201,6 +209,15 @@ class StationLink:
             on_reply(error)
 
     def _received(self, message: Message) -> None:
+        trace = self.trace
+        if trace is None:
+            self._dispatch(message)
+            return
+        began_s = trace.clock()
+        self._dispatch(message)
+        trace.received(began_s, message.stream, message.payload)
+
+    def _dispatch(self, message: Message) -> None:
         pending = self._pending.get(message.sequence)
         if pending is None or pending[0] != message.stream:
             self._on_message(self, message)

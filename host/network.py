@@ -27,6 +27,7 @@ from aeonflow.errors import (
 from aeonflow.frames import IS_VENT
 from aeonflow.kv_options import Barrier, KvOptions
 from aeonflow.messages import Cancel, Close, GetCard, InstallRoute, Open, Opened, Resume, Resumed, Route, decode_vent
+from aeonflow.trace import Recorder
 
 from .card import ModelBundle, read_bundle
 from .chain import ChainPassage
@@ -70,6 +71,7 @@ class Network:
         self.idle_s = idle_s
         self.kv = kv
         self.is_closed = False
+        self._trace: Recorder | None = None
         self._clock = clock
         self._rng = rng
         self._next_session = rng.getrandbits(39) << 24 | 1  # stations may serve several hosts: ids must not meet
@@ -166,6 +168,7 @@ class Network:
         sequence = TokenSequence(self._next_session, self._passage, self._clock)
         self._next_session += 1
         sequence.max_positions = max_positions
+        sequence.trace = self._trace
         sequence.incarnations = tuple(station.incarnation for station in self.stations)
         self.sequences[sequence.session] = sequence
         try:
@@ -213,6 +216,14 @@ class Network:
             sequence.is_closed = True
             for station in self.stations:
                 station.tell(Close(sequence.session))
+
+    def use_trace(self, trace: Recorder | None) -> None:
+        """Record what passes the links and what sessions wait for; None ends it."""
+        self._trace = trace
+        for station in self.stations:
+            station.trace = trace
+        for sequence in self.sequences.values():
+            sequence.trace = trace
 
     async def _open_on(self, stations: Sequence[StationLink], sequence: TokenSequence) -> None:
         cache = self.kv.to_wire()

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from aeonflow.errors import AeonflowError, RemoteProtocolError, RollbackError
 from aeonflow.kv_options import Barrier, is_barrier, next_barrier
+from aeonflow.messages import TraceEvent
 from aeonflow.tensors import Kind, Port, Tensor, Want
+from aeonflow.trace import Recorder, What
 
 F32 = npt.NDArray[np.float32]
 
@@ -96,6 +98,8 @@ class TokenSequence:
         self.partial: dict[int, list[Tensor]] = {}
         self.on_answer: Callable[[Answer], None] = _nobody_listens
         self.on_error: Callable[[AeonflowError], None] = _nobody_cares
+        self.trace: Recorder | None = None  # while a trace is recorded
+        self._sent_s: dict[int, tuple[float, int]] = {}  # last position → when a pass left, its first: of a trace only
         self._passage = passage
         self._clock = clock
         self._in_flight: deque[int] = deque()
@@ -130,6 +134,8 @@ class TokenSequence:
         if not self._in_flight:
             self.progress_s = self._clock()
         self._in_flight.append(one.last)
+        if self.trace is not None:
+            self._sent_s[one.last] = (self.trace.clock(), first)
         self._passage.send(self, one)
 
     def can_restart(self, base: int) -> bool:
@@ -144,6 +150,7 @@ class TokenSequence:
         self.base = self.length = base
         self.is_cut_too_deep = self.is_cut_too_deep or base < self._form_position
         del self.tokens[base:]
+        self._sent_s.clear()
         self._in_flight.clear()
         self.partial.clear()
 
@@ -171,10 +178,14 @@ class TokenSequence:
         self._in_flight.popleft()
         self.length = answer.last + 1
         self.progress_s = self._clock()
+        if self.trace is not None and answer.last in self._sent_s:
+            sent_s, first = self._sent_s.pop(answer.last)
+            self._record(What.WAIT, sent_s, self.trace.clock(), first, answer.last + 1 - first)
         self.on_answer(answer)
 
     def failed(self, error: AeonflowError) -> None:
         """The passes under way will not be answered. The rows below `length` are still good."""
+        self._sent_s.clear()
         self._in_flight.clear()
         self.partial.clear()
         self.is_cut_too_deep = self.is_cut_too_deep or isinstance(error, RollbackError)
@@ -184,6 +195,15 @@ class TokenSequence:
         """`failed`, unless what the error is about has ended or been answered since."""
         if self.is_current(epoch) and self._in_flight:
             self.failed(error)
+
+    def record_choice(self, began_s: float, position: int) -> None:
+        """For a trace: the token at `position` was being chosen from `began_s` until now."""
+        if self.trace is not None:
+            self._record(What.SAMPLE, began_s, self.trace.clock(), position, 1)
+
+    def _record(self, what: What, began_s: float, ended_s: float, first: int, rows: int) -> None:
+        if self.trace is not None:
+            self.trace.add(TraceEvent(int(what), began_s, ended_s, 0, 0, 0, self.session, self.epoch, first, rows))
 
 
 def _nobody_listens(answer: Answer) -> None:

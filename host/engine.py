@@ -17,6 +17,7 @@ import ssl as ssl_module
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, Unpack
 
 from aeonflow.kv_options import KvOptions
@@ -35,6 +36,7 @@ from .sequence import TokenSequence
 from .session import OneAnswer, Session
 from .setting import describe
 from .status import engine_status, measured_pace
+from .trace import traced_to
 
 DEADLINE_S = 60.0  # without any progress of a session; slow machines need seconds for a long prefill chunk
 IDLE_S = 3600.0  # after which stations forget a session that nobody used
@@ -92,13 +94,15 @@ class Engine:
         deadline_s: float = DEADLINE_S,
         rejoin_s: float = REJOIN_S,
     ) -> AsyncIterator[Engine]:
+        trace: str | Path | None = None,
         """Start the stations of `plan` for `model`, and stop them at the end of the block.
 
         `plan`: a preset (`solo`, `layers:N`, `trisplit`, `trisplit:per-layer`, suffix `+shards=N`) or the path of a
         TOML file; `threads` None: 1 a station, in solo the usable cores, at most 8; `exact`: refuse whatever makes the
         result depend on the cut; `deadline_s`: without any progress a generation fails, naming the station that
-        holds it up; `rejoin_s`: how long a new request waits for a lost station. Raises PlanError,
-        InvalidRequestError, StationStartError, UnsupportedOptionError before anything is left running.
+        holds it up; `rejoin_s`: how long a new request waits for a lost station; `trace`: a file for a Chrome trace of
+        every hop, written at the end of the block (`docs/tracing.md`). Raises PlanError, InvalidRequestError,
+        StationStartError, UnsupportedOptionError before anything is left running.
         """
         options = LaunchOptions(
             model=model,
@@ -121,7 +125,7 @@ class Engine:
         async with AsyncExitStack() as stack:
             network = _network(is_relay=route == "relay", deadline_s=deadline_s, kv=options.kv)
             stations = await launched_stations(options, network, stack)
-            async with _running(cls, network, stations, options, prefill_chunk, rejoin_s) as engine:
+            async with _running(cls, network, stations, options, prefill_chunk, rejoin_s, trace) as engine:
                 yield engine
 
     @classmethod
@@ -144,6 +148,7 @@ class Engine:
         rejoin_s: float = REJOIN_S,
     ) -> AsyncIterator[Engine]:
         """Connect to stations that run: their addresses (ws://…, wss://…) or a fleet's state. They run on afterwards.
+        trace: str | Path | None = None,
 
         `token` is the fleet's secret. Raises AuthenticationError, LinkClosedError, VersionMismatchError for stations of
         different models, PlanError naming what no station carries.
@@ -163,7 +168,7 @@ class Engine:
         options.check()
         network = _network(is_relay=route == "relay", deadline_s=deadline_s, kv=options.kv)
         stations = connected_stations(options, network)
-        async with _running(cls, network, stations, options, prefill_chunk, rejoin_s) as engine:
+        async with _running(cls, network, stations, options, prefill_chunk, rejoin_s, trace) as engine:
             yield engine
 
     # Using it.
@@ -276,6 +281,7 @@ async def _running(
     rejoin_s: float,
 ) -> AsyncIterator[Engine]:
     """Join the stations, probe the chain, and close the network at the end whatever happens."""
+    trace: str | Path | None,
     if prefill_chunk is not None:
         check_count("prefill_chunk", prefill_chunk)
     try:
@@ -290,13 +296,26 @@ async def _running(
             describe_setting=lambda net: describe(options, net),
             clock=time.perf_counter,
         )
-        yield engine
+        async with traced_to(trace, network, engine.clock, lambda: _about(engine)):
+            yield engine
     finally:
         await asyncio.shield(network.close())
 
 
 def _network(*, is_relay: bool, deadline_s: float, kv: KvOptions) -> Network:
     rng = random.Random(secrets.randbits(64))
+def _about(engine: Engine) -> dict[str, Any]:
+    """What a trace says of the engine it was taken of."""
+    setting = engine.setting
+    return {
+        "model": engine.card.name,
+        "plan": setting.plan,
+        "route": setting.route,
+        "kernels": setting.kernels,
+        "transport": setting.transport,
+    }
+
+
     return Network(is_relay=is_relay, deadline_s=deadline_s, idle_s=IDLE_S, kv=kv, clock=time.perf_counter, rng=rng)
 
 

@@ -113,3 +113,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", r
 FleetName = Annotated[
     str | None, typer.Option("--fleet", metavar="NAME", help="Which fleet (default: the only one, or `default`).")
 ]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write a Chrome trace of every hop of every token: for ui.perfetto.dev.",
+        rich_help_panel=OUTPUT_PANEL,
+    ),
+]

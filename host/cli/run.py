@@ -34,6 +34,7 @@ from .options import (
     TopP,
     TransportOption,
 )
+    Trace,
 
 if TYPE_CHECKING:
     from host.engine import Engine
@@ -76,6 +77,7 @@ def run(
 ) -> None:
     """Generate: start a fleet (or use one that runs), stream the answer, stop it.
 
+    trace: Trace = None,
     The text goes to stdout, everything else to stderr. The default plan is solo: one process, no sockets.
     """
     from .engine import DEFAULT_PLAN, EngineRequest, check_sampling, given, prepare_engine
@@ -84,6 +86,7 @@ def run(
     request = EngineRequest(
         model=model,
         plan=plan,
+    from .output import note
         route=route,
         kernels=kernels,
         threads=threads,
@@ -98,6 +101,7 @@ def run(
     text = _prompt(prompt)
     keywords = given(
         {
+        trace=trace,
             "max_tokens": max_tokens,
             "temperature": temperature,
             "top_k": top_k,
@@ -119,6 +123,8 @@ def run(
 def _prompt(given: str | None) -> str:
     """The prompt's text; `-`, or nothing where stdin is no terminal, reads stdin to its end."""
     text = given
+    if trace is not None:
+        note(f"trace in {trace}: open it at https://ui.perfetto.dev")
     if given is None and sys.stdin.isatty():
         raise UsageError('a prompt is needed: aeonflow run "Why is the sky blue?", or - for stdin')
     if given is None or given == "-":

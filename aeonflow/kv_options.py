@@ -13,17 +13,30 @@ import msgspec
 
 from .errors import UnsupportedError
 
-MODES = ("f32", "f16")
+MODES = ("f32", "f16", "q8", "q8k", "q8v", "q4")  # q8k and q8v code K or V only
+CODED_MODES = ("q8", "q8k", "q8v", "q4")
 DEFAULT_MODE = "f32"
+DEFAULT_EXACT_RECENT = {"q4": 64}  # rows; of other modes none
+EXACT_SINKS = 4  # first rows that stay exact where recent ones do
+MAX_EXACT_RECENT = 4096
+_GROUP = 32  # rows or channels that share scales
+_OPEN_ROWS = 3 * _GROUP  # rows that wait, exact, until their group is coded
 
 
 class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the KV of a session is kept. Made by `parse_kv_options`, which checks it.
 
-    `kv` is the storage of K and V rows.
+    `kv` is the storage of K and V rows; `exact_recent` newest rows stay exact beside coded ones, and with them the
+    first `EXACT_SINKS` (None: the mode's default).
     """
 
     kv: str = DEFAULT_MODE
+    exact_recent: int | None = None
+
+    @property
+    def recent_rows(self) -> int:
+        """Newest rows that stay exact beside coded ones."""
+        return DEFAULT_EXACT_RECENT.get(self.kv, 0) if self.exact_recent is None else self.exact_recent
 
     def to_wire(self) -> dict[str, Any]:
         """The map for `Open.cache` and hello: what differs from the defaults."""
@@ -42,7 +55,7 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 # What a station offers, by option, as it stands in its hello.
-OFFERED: dict[str, Any] = {"kv": list(MODES)}
+OFFERED: dict[str, Any] = {"kv": list(MODES), "exact_recent": MAX_EXACT_RECENT}
 
 
 def parse_kv_options(cache: Mapping[str, Any]) -> KvOptions:
@@ -63,6 +76,15 @@ def check_kv_options(options: KvOptions) -> None:
     """UnsupportedError for a value out of range, and for two options that do not go together, named."""
     if options.kv not in MODES:
         raise UnsupportedError(f"cache option kv={options.kv!r}: supported are {', '.join(MODES)}")
+    recent = options.exact_recent
+    if recent is not None:
+        if not 0 <= recent <= MAX_EXACT_RECENT:
+            raise UnsupportedError(f"cache option exact_recent={recent}: 0 to {MAX_EXACT_RECENT} rows are allowed")
+        if options.kv not in CODED_MODES:
+            raise UnsupportedError(
+                f"cache options kv={options.kv} and exact_recent={recent} contradict each other: all rows are exact;"
+                f" it goes with {', '.join(CODED_MODES)}"
+            )
 
 
 class Barrier(NamedTuple):
@@ -90,6 +112,21 @@ def is_barrier(barriers: Iterable[Barrier], position: int) -> bool:
     return any(barrier.after(position - 1) == position for barrier in barriers)
 
 
-def row_bytes(options: KvOptions, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of K and V of one position and layer."""
-    return 2 * num_kv_heads * head_dim * (2 if options.kv == "f16" else 4)
+def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim: int) -> int:
+    """Bytes of one layer's K and V when the session is `positions` rows long."""
+    groups = -(-head_dim // _GROUP)
+    exact = 4 * head_dim
+    coded_k, coded_v = head_dim + 4 * groups, head_dim + 4
+    row = {
+        "f32": 2 * exact,
+        "f16": exact,
+        "q8": coded_k + coded_v,
+        "q8k": coded_k + exact,
+        "q8v": exact + coded_v,
+        "q4": (head_dim + 1) // 2 + -(-4 * head_dim // _GROUP) + (head_dim + 1) // 2 + 4 * groups,
+    }[options.kv]
+    num_exact = 0
+    if options.kv == "q4" or options.recent_rows:
+        num_exact = min(options.recent_rows + EXACT_SINKS + _OPEN_ROWS, positions)
+    columns = 2 * exact if options.kv.startswith("q8") else 0
+    return num_kv_heads * ((positions - num_exact) * row + num_exact * 2 * exact + columns)

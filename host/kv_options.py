@@ -29,4 +29,7 @@ def described(options: KvOptions) -> dict[str, Any]:
 
 def exactness_options(options: KvOptions) -> dict[str, object]:
     """What `explain` knows these options as."""
-    return {"kv": options.kv}
+    chosen: dict[str, object] = {"kv": options.kv}
+    if options.exact_recent is not None:
+        chosen["kv_exact_recent"] = options.exact_recent
+    return chosen

@@ -12,6 +12,8 @@ from .options import (
     Fleet,
     IgnoreEos,
     KernelsOption,
+    Kv,
+    KvExactRecent,
     LinkDelay,
     MaxTokens,
     MinP,
@@ -50,6 +52,8 @@ def chat(
     link_delay_ms: LinkDelay = None,
     coalesce: Coalesce = None,
     exact: Exact = False,
+    kv: Kv = None,
+    kv_exact_recent: KvExactRecent = None,
     fleet: Fleet = None,
     token_file: TokenFile = None,
 ) -> None:
@@ -70,6 +74,7 @@ def chat(
         link_delay_ms=link_delay_ms,
         coalesce=coalesce,
         exact=exact,
+        kv={"kv": kv, "kv_exact_recent": kv_exact_recent},
         fleet=fleet,
         token_file=token_file,
     )

@@ -21,7 +21,10 @@ DEFAULT_PLAN = "solo"
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of `run` and `chat` that concern the fleet; None where the user left the choice to us."""
+    """Options of `run` and `chat` that concern the fleet; None where the user left the choice to us.
+
+    `kv` are those of the KV cache, named as `Engine`'s keywords.
+    """
 
     model: str | None = None
     plan: str | None = None
@@ -32,6 +35,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     link_delay_ms: float | None = None
     coalesce: str | None = None
     exact: bool = False
+    kv: dict[str, Any] = {}
     fleet: str | None = None
     token_file: Path | None = None
 
@@ -71,6 +75,7 @@ def prepare_engine(request: EngineRequest) -> Callable[[], AbstractAsyncContextM
         "transport": request.transport,
         "link_delay_ms": request.link_delay_ms,
         "exact": request.exact,
+        **request.kv,
     }
     if request.coalesce is not None:
         shared["coalesce"] = request.coalesce == "on"

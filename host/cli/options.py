@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 FLEET_PANEL = "Fleet"
+KV_PANEL = "KV cache"
 SAMPLING_PANEL = "Sampling"
 OUTPUT_PANEL = "Output"
 
@@ -15,6 +16,7 @@ OnOff = Literal["on", "off"]
 Route = Literal["relay", "chain"]
 Kernels = Literal["fast", "reference"]
 Transport = Literal["auto", "websockets", "picows"]
+KvMode = Literal["f32", "f16", "q8", "q8k", "q8v", "q4"]
 SocketLibrary = Literal["websockets", "picows"]
 
 Model = Annotated[
@@ -70,6 +72,16 @@ PrefillChunk = Annotated[
         metavar="N", help="Prompt tokens a prefill pass (default: from the plan).", rich_help_panel=FLEET_PANEL
     ),
 ]
+Kv = Annotated[
+    KvMode | None,
+    typer.Option(
+        "--kv", help="How K and V are kept; q8k and q8v code one of them (default f32).", rich_help_panel=KV_PANEL
+    ),
+]
+KvExactRecent = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Newest rows kept exact beside coded ones.", rich_help_panel=KV_PANEL),
+]
 Fleet = Annotated[
     str | None,
     typer.Option(
@@ -110,9 +122,6 @@ IgnoreEos = Annotated[
     bool, typer.Option("--ignore-eos", help="Go on past the end of the answer.", rich_help_panel=SAMPLING_PANEL)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT_PANEL)]
-FleetName = Annotated[
-    str | None, typer.Option("--fleet", metavar="NAME", help="Which fleet (default: the only one, or `default`).")
-]
 Trace = Annotated[
     Path | None,
     typer.Option(
@@ -120,4 +129,7 @@ Trace = Annotated[
         help="Write a Chrome trace of every hop of every token: for ui.perfetto.dev.",
         rich_help_panel=OUTPUT_PANEL,
     ),
+]
+FleetName = Annotated[
+    str | None, typer.Option("--fleet", metavar="NAME", help="Which fleet (default: the only one, or `default`).")
 ]

@@ -64,6 +64,7 @@ def explain(
     min_p: Annotated[float | None, typer.Option(metavar="P")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N")] = None,
     kv: Annotated[str | None, typer.Option(metavar="MODE")] = None,
+    kv_exact_recent: Annotated[int | None, typer.Option(metavar="N")] = None,
     pair_x: Annotated[str | None, typer.Option(metavar="MODE")] = None,
     speculate: Annotated[str | None, typer.Option(metavar="MODE")] = None,
     volumes: Annotated[OnOff | None, typer.Option()] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aeonflow.kv_options import Barrier, KvOptions, row_bytes
+from aeonflow.kv_options import Barrier, KvOptions, layer_bytes
 
 from ..kv.layer_cache import LayerKvCache
 from ..models.card import ModelCard
@@ -22,11 +22,14 @@ class KvLayout:
 
         Untouched pages cost nothing, so asking for all of it is free until rows come.
         """
-        return LayerKvCache(self._card.num_kv_heads, self._card.head_dim, self.options.kv, max_positions)
+        card, options = self._card, self.options
+        return LayerKvCache(
+            card.num_kv_heads, card.head_dim, options.kv, max_positions, exact_recent=options.exact_recent
+        )
 
     def reserved_bytes(self, layers: Sequence[int], max_positions: int) -> int:
         """Bytes that `layers` take when the session is full: what is reserved of the station's KV budget."""
-        return len(layers) * max_positions * row_bytes(self.options, self._card.num_kv_heads, self._card.head_dim)
+        return len(layers) * layer_bytes(self.options, max_positions, self._card.num_kv_heads, self._card.head_dim)
 
     def barriers(self, layers: Sequence[int]) -> tuple[Barrier, ...]:
         """Where any of `layers` changes form, each barrier once."""

@@ -34,7 +34,7 @@ def test_options_are_read_as_written_on_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "supported"),
-    [("kv", "q8", "f32"), ("pair_x", "draft", "off"), ("speculate", "model:tiny", "off"), ("volumes", "on", "off")],
+    [("pair_x", "draft", "off"), ("speculate", "model:tiny", "off"), ("volumes", "on", "off")],
 )
 def test_an_option_that_is_not_built_yet_is_refused_with_what_is(option: str, value: str, supported: str) -> None:
     with pytest.raises(UnsupportedOptionError, match=f"not supported yet; supported is {supported}"):

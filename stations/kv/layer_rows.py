@@ -284,8 +284,7 @@ class LayerRows:
         self._importance.gather(kept)
         self._abs_max.rows_changed(0)
         self._base = int(positions[0])
-        is_gapless = positions[-1] - positions[0] == len(positions) - 1
-        self._positions = None if is_gapless else positions
+        self._positions = None if self._base + len(kept) == self._next else positions
         self._form_position = self._next
         self._new_generation()
         self._describe()

@@ -130,6 +130,14 @@ def test_an_evicted_cache_has_no_wire_record_unless_it_is_a_tail() -> None:
     assert bits(other.head_keys(0)) == bits(k[7:, 0])
 
 
+def test_rows_that_stay_keep_their_positions_even_if_none_of_them_is_the_newest() -> None:
+    cache, k, v = filled(1, 4, 2)
+    cache.evict(1, Born(3))
+    assert (cache.positions.tolist(), cache.base, cache.pos_len) == ([0], 0, 2)
+    cache.append(k[:1], v[:1])
+    assert cache.positions.tolist() == [0, 2]
+
+
 def test_an_eviction_that_drops_nothing_changes_nothing_and_one_to_nothing_is_refused() -> None:
     cache, _, _ = filled(1, 4, 12)
     generation = cache.generation

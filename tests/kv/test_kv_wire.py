@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -212,34 +213,81 @@ def mutated(record: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_10000_mutated_records_are_refused_untouched_or_export_to_the_bytes_they_were() -> None:
-    rng = random.Random(20)
-    originals = []
+def full_layer() -> LayerKvCache:
+    cache, _, _ = filled(2, 4, 2, seed=5)
+    return cache
+
+
+def linear_layer() -> LayerKvCache:
+    cache = LayerKvCache(2, 4)
+    cache.linear_advance(np.array([[9.0, 8.0]], np.float32))
+    return cache
+
+
+def ring_layer() -> LayerKvCache:
+    cache = LayerKvCache(2, 4)
+    cache.install_bounded(3)
+    return cache
+
+
+def originals() -> list[tuple[bytes, Callable[[], LayerKvCache]]]:
+    """Records of every kind, each with a layer that takes its kind and holds something else."""
+    records = []
     for f16 in (False, True):
         cache, _, _ = filled(2, 4, 3)
         cache.linear_state = np.array([1.0, 2.0], np.float32)
         cache.accumulate_imp(np.array([1.0, 0.5, 0.25], np.float32))
-        originals.append(cache.export_wire(f16))
+        tail, _, _ = filled(2, 4, 9)
+        tail.trim_window(2, 0, 2)
+        linear = LayerKvCache(2, 4)
+        linear.linear_advance(some_rows(1, 1, 1, 2)[:, 0])
+        ring = ring_layer()
+        for row in some_rows(3, 4, 2, 4):
+            ring.bounded.insert(row, row)
+        records += [(cache.export_wire(f16), full_layer), (tail.export_wire(f16), full_layer)]
+        records += [(linear.export_wire(f16), linear_layer), (ring.export_wire(f16), ring_layer)]
     dead = LayerKvCache(2, 4)
     dead.append(np.ones(8), np.ones(8), [True, False])
-    originals.append(dead.export_wire())
-    originals.append(LayerKvCache(2, 4).export_wire())
-    accepted = 0
-    target, _, _ = filled(2, 4, 2, seed=5)
-    untouched = target.export_wire()
+    return [*records, (dead.export_wire(), full_layer), (LayerKvCache(2, 4).export_wire(), full_layer)]
+
+
+def test_10000_mutated_records_are_refused_untouched_or_export_to_the_bytes_they_were() -> None:
+    rng = random.Random(20)
+    accepted: dict[int, int] = {}
+    layers = {make: (make(), make().export_wire()) for make in (full_layer, linear_layer, ring_layer)}
+    records = originals()
     for _ in range(10_000):
-        record = mutated(rng.choice(originals), rng)
+        original, make = rng.choice(records)
+        record = mutated(original, rng)
+        target, untouched = layers[make]
         try:
             target.import_wire(record)
         except RecordError:
             assert target.export_wire() == untouched
             continue
-        accepted += 1
         versioned = record[:4] == b"CMFS"
         again = target.export_wire(f16=bool(record[21] if versioned else record[0]))
         assert (again if versioned else again[32:]) == record
-        target, _, _ = filled(2, 4, 2, seed=5)
-    assert 300 < accepted < 9_000
+        kind = record[20] if versioned else -1
+        accepted[kind] = accepted.get(kind, 0) + 1
+        layers[make] = (make(), untouched)
+    assert all(accepted[kind] > 40 for kind in range(4)), accepted
+    assert sum(accepted.values()) < 9_000
+
+
+def test_no_record_makes_an_import_reserve_more_than_its_size() -> None:
+    for original, make in originals():
+        target = make()
+        for at in range(32, min(len(original), 64), 4):
+            record = original[:at] + b"\xff\xff\xff\xff" + original[at + 4 :]
+            tracemalloc.start()
+            try:
+                target.import_wire(record)
+            except RecordError:
+                pass
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 100_000 + 40 * len(record)
 
 
 def test_the_identity_covers_everything_that_changes_what_rows_mean() -> None:

@@ -58,7 +58,7 @@ async def bench_decode(
     hashes: list[str | None] = []
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(_launch(way, model, transport)) for way in ways]
-        prompt = _prompt(engines[0].card.vocab_size, prompt_tokens)
+        prompt = prompt_ids(engines[0].card.vocab_size, prompt_tokens)
         for engine in engines:  # caches warm, links open; hashing would cost time in the measured runs
             warm = engine.generate(prompt, max_tokens=new_tokens, ignore_eos=True, logits_hash=True)
             hashes.append((await warm.collect()).logits_hash)
@@ -90,7 +90,7 @@ def _launch(way: Way, model: str, transport: str) -> Any:
     )
 
 
-def _prompt(vocab_size: int, count: int) -> tuple[int, ...]:
+def prompt_ids(vocab_size: int, count: int) -> tuple[int, ...]:
     """Ids spread over the vocabulary, the same for every way; no special tokens, which come first."""
     return tuple(64 + index * 7919 % (vocab_size - 64) for index in range(count))
 

@@ -30,6 +30,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def peak_rss_bytes() -> int:
+    """The most memory this process ever had resident, shared pages included; 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -94,8 +94,8 @@ class Engine:
         name: str | None = None,
         deadline_s: float = DEADLINE_S,
         rejoin_s: float = REJOIN_S,
-    ) -> AsyncIterator[Engine]:
         trace: str | Path | None = None,
+    ) -> AsyncIterator[Engine]:
         """Start the stations of `plan` for `model`, and stop them at the end of the block.
 
         `plan`: a preset (`solo`, `layers:N`, `trisplit`, `trisplit:per-layer`, suffix `+shards=N`) or the path of a
@@ -148,9 +148,9 @@ class Engine:
         ssl: ssl_module.SSLContext | None = None,
         deadline_s: float = DEADLINE_S,
         rejoin_s: float = REJOIN_S,
+        trace: str | Path | None = None,
     ) -> AsyncIterator[Engine]:
         """Connect to stations that run: their addresses (ws://…, wss://…) or a fleet's state. They run on afterwards.
-        trace: str | Path | None = None,
 
         `token` is the fleet's secret. Raises AuthenticationError, LinkClosedError, VersionMismatchError for stations of
         different models, PlanError naming what no station carries.
@@ -281,9 +281,9 @@ async def _running(
     options: LaunchOptions | ConnectOptions,
     prefill_chunk: int | None,
     rejoin_s: float,
+    trace: str | Path | None,
 ) -> AsyncIterator[Engine]:
     """Join the stations, probe the chain, and close the network at the end whatever happens."""
-    trace: str | Path | None,
     if prefill_chunk is not None:
         check_count("prefill_chunk", prefill_chunk)
     try:
@@ -304,8 +304,6 @@ async def _running(
         await asyncio.shield(network.close())
 
 
-def _network(*, is_relay: bool, deadline_s: float, kv: KvOptions) -> Network:
-    rng = random.Random(secrets.randbits(64))
 def _about(engine: Engine) -> dict[str, Any]:
     """What a trace says of the engine it was taken of."""
     setting = engine.setting
@@ -318,6 +316,8 @@ def _about(engine: Engine) -> dict[str, Any]:
     }
 
 
+def _network(*, is_relay: bool, deadline_s: float, kv: KvOptions) -> Network:
+    rng = random.Random(secrets.randbits(64))
     return Network(is_relay=is_relay, deadline_s=deadline_s, idle_s=IDLE_S, kv=kv, clock=time.perf_counter, rng=rng)
 
 

@@ -38,11 +38,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     kv: dict[str, Any] = {}
     fleet: str | None = None
     token_file: Path | None = None
+    trace: Path | None = None
 
     def check(self) -> None:
         """UsageError for options that contradict each other."""
         if self.fleet is None:
-    trace: Path | None = None
             if self.token_file is not None:
                 raise UsageError(
                     "--token-file goes with --fleet URL: stations started for this command get a secret of their own"
@@ -76,11 +76,11 @@ def prepare_engine(request: EngineRequest) -> Callable[[], AbstractAsyncContextM
         "link_delay_ms": request.link_delay_ms,
         "exact": request.exact,
         **request.kv,
+        "trace": request.trace,
     }
     if request.coalesce is not None:
         shared["coalesce"] = request.coalesce == "on"
     if request.fleet is not None:
-        "trace": request.trace,
         target = find_target(request.fleet, request.token_file)
         return partial(Engine.connect, target.state or target.urls, token=target.token, **given(shared))
     model = ready_model(request.model).name

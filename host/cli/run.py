@@ -34,9 +34,9 @@ from .options import (
     TokenFile,
     TopK,
     TopP,
+    Trace,
     TransportOption,
 )
-    Trace,
 
 if TYPE_CHECKING:
     from host.engine import Engine
@@ -77,20 +77,20 @@ def run(
     kv_exact_recent: KvExactRecent = None,
     fleet: Fleet = None,
     token_file: TokenFile = None,
+    trace: Trace = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate: start a fleet (or use one that runs), stream the answer, stop it.
 
-    trace: Trace = None,
     The text goes to stdout, everything else to stderr. The default plan is solo: one process, no sockets.
     """
     from .engine import DEFAULT_PLAN, EngineRequest, check_sampling, given, prepare_engine
     from .loop import run_async
+    from .output import note
 
     request = EngineRequest(
         model=model,
         plan=plan,
-    from .output import note
         route=route,
         kernels=kernels,
         threads=threads,
@@ -101,12 +101,12 @@ def run(
         kv={"kv": kv, "kv_exact_recent": kv_exact_recent},
         fleet=fleet,
         token_file=token_file,
+        trace=trace,
     )
     request.check()
     text = _prompt(prompt)
     keywords = given(
         {
-        trace=trace,
             "max_tokens": max_tokens,
             "temperature": temperature,
             "top_k": top_k,
@@ -123,13 +123,13 @@ def run(
     check_sampling(keywords)
     open_engine = prepare_engine(request)
     run_async(_generate(open_engine, request.fleet or request.plan or DEFAULT_PLAN, text, keywords, as_json=as_json))
+    if trace is not None:
+        note(f"trace in {trace}: open it at https://ui.perfetto.dev")
 
 
 def _prompt(given: str | None) -> str:
     """The prompt's text; `-`, or nothing where stdin is no terminal, reads stdin to its end."""
     text = given
-    if trace is not None:
-        note(f"trace in {trace}: open it at https://ui.perfetto.dev")
     if given is None and sys.stdin.isatty():
         raise UsageError('a prompt is needed: aeonflow run "Why is the sky blue?", or - for stdin')
     if given is None or given == "-":

@@ -1,4 +1,4 @@
-"""Two programs that answer the same prompts, in turn: tokens a second, their ratio, memory; and the machine's floors."""
+"""Two programs that answer the same prompts, in turn: tokens a second, their ratio, memory; and how fast memory is."""
 
 from __future__ import annotations
 

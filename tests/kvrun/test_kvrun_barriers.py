@@ -12,7 +12,7 @@ from aeonflow.kv_options import Barrier, parse_kv_options
 from aeonflow.tensors import Want
 from stations.models.folder import ModelFolder
 
-from .fleets import PROMPT, TOKENS, Outcome, Plain, connected, engine_on, generated, stations
+from .fleets import PROMPT, TOKENS, Outcome, Plain, connected, engine_on, stations
 from .speculating_host import Asked, speculated
 from .test_kvrun_modes import MODES, QUICK, wire
 
@@ -101,7 +101,7 @@ async def test_a_prefill_cancelled_beyond_a_barrier_goes_on_from_tokens(
         task = asyncio.create_task(generation.collect())
         (_, core), *_ = running.values()
         async with asyncio.timeout(60):
-            while max((s.length(0) for s in core.sessions), default=0) < 70:
+            while max((s.length(0) for s in core.sessions), default=0) < 70:  # noqa: ASYNC110  no event tells it
                 await asyncio.sleep(0)
         generation.cancel()
         assert (await task).token_ids == (), "the prefill was over before it was cancelled"

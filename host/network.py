@@ -160,14 +160,18 @@ class Network:
 
     # Sessions.
 
-    async def open(self, max_positions: int) -> TokenSequence:
-        """A new session on every station, KV for `max_positions` reserved. Raises the first station's refusal."""
+    async def open(self, max_positions: int, kv: KvOptions | None = None) -> TokenSequence:
+        """A new session on every station, KV for `max_positions` reserved. Raises the first station's refusal.
+
+        `kv`: how this session's KV is kept; None as the engine's others.
+        """
         assert self._passage is not None, "not started"
         if self.is_closed:
             raise EngineClosedError("the engine has been left")
         sequence = TokenSequence(self._next_session, self._passage, self._clock)
         self._next_session += 1
         sequence.max_positions = max_positions
+        sequence.kv = kv or self.kv
         sequence.trace = self._trace
         sequence.incarnations = tuple(station.incarnation for station in self.stations)
         self.sequences[sequence.session] = sequence
@@ -226,7 +230,7 @@ class Network:
             sequence.trace = trace
 
     async def _open_on(self, stations: Sequence[StationLink], sequence: TokenSequence) -> None:
-        cache = self.kv.to_wire()
+        cache = sequence.kv.to_wire()
         opening = Open(sequence.session, self._route_id, sequence.max_positions, cache, self.idle_s)
         replies = await gather([(s, s.ask(opening)) for s in stations], CONTROL_TIMEOUT_S, "open")
         found = {Barrier(*pair) for reply in replies for pair in _expect(Opened, reply).barriers}

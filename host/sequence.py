@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aeonflow.errors import AeonflowError, RemoteProtocolError, RollbackError
-from aeonflow.kv_options import Barrier, is_barrier, next_barrier
+from aeonflow.kv_options import Barrier, KvOptions, is_barrier, next_barrier
 from aeonflow.messages import TraceEvent
 from aeonflow.tensors import Kind, Port, Tensor, Want
 from aeonflow.trace import Recorder, What
@@ -89,6 +89,7 @@ class TokenSequence:
         self.tokens = array("I")
         self.length = 0
         self.max_positions = 0
+        self.kv = KvOptions()
         self.barriers: tuple[Barrier, ...] = ()
         self.is_cut_too_deep = False
         self.incarnations: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """llama-cpp-python as a child that answers JSON lines: what `peers.py` starts under whatever Python has it.
 
 Knows nothing of aeonflow. The first line of stdin is the setting {model, threads, context, kv, flash_attn}; every
-further line {prompt, new_tokens} is one greedy answer, told as {prefill_s, decode_s, token_ids, peak_rss_bytes}.
+further line {prompt, new_tokens} is one greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids, peak_rss_bytes}.
 Decode counts from the first token chosen to the last.
 """
 
@@ -37,17 +37,19 @@ def main() -> None:
 
 def answer(model: llama_cpp.Llama, prompt: list[int], new_tokens: int) -> dict[str, object]:
     model.reset()
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     model.eval(prompt)
     token_ids = [chosen(model)]
-    first = time.perf_counter()
+    first, first_cpu = time.perf_counter(), time.process_time()
     while len(token_ids) < new_tokens:
         model.eval(token_ids[-1:])
         token_ids.append(chosen(model))
-    last = time.perf_counter()
+    last, last_cpu = time.perf_counter(), time.process_time()
     return {
         "prefill_s": first - began,
         "decode_s": last - first,
+        "prefill_cpu_s": first_cpu - began_cpu,
+        "decode_cpu_s": last_cpu - first_cpu,
         "token_ids": token_ids,
         "peak_rss_bytes": peak_rss_bytes(),
     }

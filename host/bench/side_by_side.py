@@ -20,10 +20,15 @@ READ_RUNS = 5
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """One answer of a child: seconds to the first token, from there to the last, the tokens, memory so far."""
+    """One answer of a child: seconds to the first token, from there to the last, the tokens, memory so far.
+
+    `…_cpu_s`: seconds of processor that the child used meanwhile, on all its threads.
+    """
 
     prefill_s: float
     decode_s: float
+    prefill_cpu_s: float
+    decode_cpu_s: float
     token_ids: tuple[int, ...]
     peak_rss_bytes: int
 
@@ -93,7 +98,8 @@ def own_command() -> list[str]:
 def compare(ours: Child, theirs: Child, prompt: Sequence[int], new_tokens: int, runs: int) -> dict[str, Any]:
     """`runs` answers of each in turn, the first of a pair alternating, after one of each to warm up.
 
-    `ratio` is ours / theirs of rates, the median over pairs; above 1 ours is faster. `memory_ratio`: of peaks.
+    Ratios are ours / theirs of rates, over pairs; above 1 ours is faster. `…_cpu_ratio`: theirs / ours of the processor
+    time of the fastest runs, which other work on the machine lengthens less. `memory_ratio`: of peaks, ours / theirs.
     """
     ours.answer(prompt, new_tokens)
     theirs.answer(prompt, new_tokens)
@@ -112,6 +118,8 @@ def compare(ours: Child, theirs: Child, prompt: Sequence[int], new_tokens: int, 
         "decode_ratio": spread([b.decode_s / a.decode_s for a, b in pairs]),
         "prefill_ratio_of_best": round(min(b.prefill_s for b in peer) / min(a.prefill_s for a in own), 2),
         "decode_ratio_of_best": round(min(b.decode_s for b in peer) / min(a.decode_s for a in own), 2),
+        "prefill_cpu_ratio": round(min(b.prefill_cpu_s for b in peer) / min(a.prefill_cpu_s for a in own), 2),
+        "decode_cpu_ratio": round(min(b.decode_cpu_s for b in peer) / min(a.decode_cpu_s for a in own), 2),
         "memory_ratio": round(own[-1].peak_rss_bytes / max(1, peer[-1].peak_rss_bytes), 2),
         "equal_tokens": _common(own[0].token_ids, peer[0].token_ids),
     }

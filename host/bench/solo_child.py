@@ -1,7 +1,7 @@
 """aeonflow in solo as a child that answers JSON lines, as the peer's child does: what `benches/peers.py` compares.
 
 The first line of stdin is the setting {model, threads, kernels, kv}; every further line {prompt, new_tokens} is one
-greedy answer, told as {prefill_s, decode_s, token_ids, peak_rss_bytes}. Decode counts from the first token chosen to
+greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids, peak_rss_bytes}. Decode counts from the first token chosen to
 the last.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from typing import Any
 
 from aeonflow import new_event_loop
@@ -34,11 +35,20 @@ async def _main() -> None:
 
 
 async def _answer(engine: Engine, prompt: list[int], new_tokens: int) -> dict[str, Any]:
-    result = await engine.generate(tuple(prompt), max_tokens=new_tokens, ignore_eos=True).collect()
+    began_cpu_s = first_cpu_s = time.process_time()
+    generation = engine.generate(tuple(prompt), max_tokens=new_tokens, ignore_eos=True)
+    is_first = True
+    async for _ in generation:
+        if is_first:
+            first_cpu_s, is_first = time.process_time(), False
+    ended_cpu_s = time.process_time()
+    result = generation.result
     timings = result.timings
     return {
         "prefill_s": len(prompt) / timings.prefill_tok_s,
         "decode_s": (new_tokens - 1) / timings.decode_tok_s,
+        "prefill_cpu_s": first_cpu_s - began_cpu_s,
+        "decode_cpu_s": ended_cpu_s - first_cpu_s,
         "token_ids": list(result.token_ids),
         "peak_rss_bytes": peak_rss_bytes(),
     }

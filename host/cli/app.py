@@ -10,6 +10,7 @@ import typer
 from .bench import app as bench
 from .chat import chat
 from .doctor import doctor
+from .evaluate import evaluate
 from .fleets import down, logs, status, up
 from .models import app as models
 from .planning import explain, plan
@@ -59,4 +60,5 @@ app.command(
 )(station)
 app.command(rich_help_panel=LOOKING)(plan)
 app.command(rich_help_panel=LOOKING)(explain)
+app.command("eval", rich_help_panel=LOOKING)(evaluate)
 app.add_typer(bench, name="bench", rich_help_panel=LOOKING)

@@ -70,6 +70,23 @@ def segment_bounds(num_blocks: int) -> list[int]:
     return [s * num_blocks // NUM_SEGMENTS for s in range(NUM_SEGMENTS + 1)]
 
 
+def ffn_slice(ffn_size: int, part: int, parts: int) -> tuple[int, int]:
+    """Columns [lo, hi) of the ffn that slice `part` of `parts` (2, 4, 8) holds: its segments of DOWN, whole blocks.
+
+    Raises LayoutError, with the numbers, where some slice would hold no block of 32.
+    """
+    blocks = -(-ffn_size // BLOCK_COLS)
+    if not 0 <= part < parts or parts < 2 or NUM_SEGMENTS % parts:
+        raise LayoutError(f"ffn slice {part}/{parts}: DOWN sums {NUM_SEGMENTS} segments, so 2, 4 or 8 slices are exact")
+    if blocks < parts:
+        raise LayoutError(
+            f"{parts} ffn slices: {ffn_size} columns are {blocks} blocks of {BLOCK_COLS}, one a slice at least"
+        )
+    bounds, each = segment_bounds(blocks), NUM_SEGMENTS // parts
+    lo, hi = bounds[part * each], bounds[(part + 1) * each]
+    return lo * BLOCK_COLS, min(hi * BLOCK_COLS, ffn_size)
+
+
 def slice_cols(matrix: PackedMatrix, lo: int, hi: int) -> PackedMatrix:
     """Columns [lo, hi) as a copy: a slice of the ffn width. Both ends lie between units of the format.
 

@@ -71,7 +71,7 @@ def test_down_is_the_fixed_tree_of_eight_slices_then_one_add(kind, fast, units) 
         part = slice_cols(matrix, lo * 32, hi * 32)
         tile = _tile_of_one(u[0, lo * 32 : hi * 32])
         out = np.zeros(256, np.float32)
-        assert not product(part.data.ctypes.data, hi - lo, 0, 16, tile.ctypes.data, 1, out.ctypes.data, 1024, 1)
+        assert not product(part.data.ctypes.data, hi - lo, 0, 16, tile.ctypes.data, 1, out.ctypes.data, 1024, 1, 0, 1)
         sums.append(out)
     while len(sums) > 1:
         sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]

@@ -120,6 +120,19 @@ class FastKernels:
         self._run(f.OP_DOWN, base, out, source, layers=[layer])
         return _trimmed(out, self.card.hidden_size)
 
+    def ffn(self, layer: int, n: F32, part: int, parts: int) -> F32:
+        """n [S, H] → the share of slice `part` of `parts` in u W_down [S, H]; weights are read where they are."""
+        self._roles.require_slice(layer, part, parts)
+        if len(n) > MAX_ROWS:
+            return _in_batches(lambda a, b: self.ffn(layer, n[a:b], part, parts), len(n))
+        record = self.records.slices[layer, part, parts]
+        source = self._rows(n, self.card.hidden_size)
+        out = self._result(len(n), self.card.hidden_size)
+        self._call[f.CALL_PARTS], self._call[f.CALL_WIDTH] = record.gate_up.ctypes.data, record.width
+        self._call[f.CALL_FIRST_SEGMENT], self._call[f.CALL_END_SEGMENT] = record.first_segment, record.end_segment
+        self._run(f.OP_FFN, source, out, layers=[layer])
+        return _trimmed(out, self.card.hidden_size)
+
     def block(self, lo: int, hi: int, x: F32, spans: Sequence[Sequence[Span]]) -> F32:
         """Layers lo..hi (both included) in one compiled call; spans[l - lo] are the spans of layer l."""
         layers = list(range(lo, hi + 1))
@@ -196,6 +209,8 @@ class FastKernels:
         rows = sum(span.rows for span in spans[0])
         if rows != len(x) or any(len(layer) != len(spans[0]) for layer in spans):
             raise BadTensorError(f"{len(x)} rows, but the spans of a layer hold {rows}")
+        if any(span.cache.reading.keeps_mass for span in spans[0]):
+            helpers = 0  # a late helper would add a chunk's mass a second time
         positions = keys = 0
         records: list[int] = []
         for layer_spans in spans:

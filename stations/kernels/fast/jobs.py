@@ -42,9 +42,12 @@ from .fields import (
     PRODUCT_BASE,
     PRODUCT_BASE_STRIDE,
     PRODUCT_BLOCKS,
+    PRODUCT_END_SEGMENT,
+    PRODUCT_FIRST_SEGMENT,
     PRODUCT_NUM_PARTS,
     PRODUCT_PARTS,
     PRODUCT_SEGMENTS,
+    PRODUCT_TILE_BLOCKS,
     PRODUCT_TILES,
     SPAN_FIELDS,
     SPAN_ROWS,
@@ -132,7 +135,7 @@ def _prepare(job, row, target, scratch):
 def _product(job, row, rows, column, width, target, stride):
     """Groups of the parts that lie in [column, column + width), then the base row added where there is one."""
     blocks = field(job, PRODUCT_BLOCKS)
-    tiles = field(job, PRODUCT_TILES) + row * blocks * 132
+    tiles = field(job, PRODUCT_TILES) + row * field(job, PRODUCT_TILE_BLOCKS) * 132
     for index in range(field(job, PRODUCT_NUM_PARTS)):
         part = field(job, PRODUCT_PARTS) + index * PART_FIELDS * 8
         start = field(part, PART_COLUMN)
@@ -140,7 +143,8 @@ def _product(job, row, rows, column, width, target, stride):
         hi = min((column + width - start) // 64, field(part, PART_GROUPS))
         if lo < hi:
             call_product(field(part, PART_KERNEL), field(part, PART_WEIGHTS), blocks, lo, hi, tiles, rows,
-                         target + start + lo * 64 - column, stride, field(job, PRODUCT_SEGMENTS))  # fmt: skip
+                         target + start + lo * 64 - column, stride, field(job, PRODUCT_SEGMENTS),
+                         field(job, PRODUCT_FIRST_SEGMENT), field(job, PRODUCT_END_SEGMENT))  # fmt: skip
     base = field(job, PRODUCT_BASE)
     if base != 0:
         base_stride = field(job, PRODUCT_BASE_STRIDE)
@@ -157,7 +161,7 @@ def _gate_up(job, row, rows, column, width, target, stride, scratch):
     for index in range(2):
         part = field(job, PRODUCT_PARTS) + index * PART_FIELDS * 8
         call_product(field(part, PART_KERNEL), field(part, PART_WEIGHTS), blocks, lo, hi, tiles, rows,
-                     scratch + index * CHUNK_BYTES, width, 1)  # fmt: skip
+                     scratch + index * CHUNK_BYTES, width, 1, 0, 1)  # fmt: skip
     for index in range(rows):
         gate = scratch + index * width
         swiglu_row(target + index * stride, gate, gate + CHUNK_BYTES, width // 4)

@@ -73,17 +73,30 @@ def _prepare(work, source, stride, rows, width, norm):
 
 @kernel
 def _product(work, kind, parts, num_parts, blocks, rows, out, stride, segments, base, base_stride):
-    """Products of the tiles with a list of parts, side by side in `out`; `base` rows are added where it is not 0."""
+    """Products of whole rows with a list of parts, side by side in `out`; `base` rows are added where it is not 0."""
+    _product_of_segments(work, kind, parts, num_parts, blocks, rows, out, stride, segments, _NONE, segments, base,
+                         base_stride)  # fmt: skip
+
+
+@kernel
+def _product_of_segments(
+    work, kind, parts, num_parts, blocks, rows, out, stride, segments, first, end, base, base_stride
+):
+    """The same over segments [first, end) of the rows, whose blocks the tiles hold."""
     job = _job(work)
     last = parts + (num_parts - 1) * f.PART_FIELDS * 8
     groups = field(last, f.PART_COLUMN) // 64 + field(last, f.PART_GROUPS)
-    chunk = _groups_per_chunk(work, groups, blocks, rows)
+    tile_blocks = end * blocks // segments - first * blocks // segments
+    chunk = _groups_per_chunk(work, groups, tile_blocks, rows)
     set_output(job, kind, rows, out, stride, groups * 64, _ROWS_AT_ONCE, chunk * 64)
     set_field(job, f.PRODUCT_PARTS, parts)
     set_field(job, f.PRODUCT_NUM_PARTS, num_parts)
     set_field(job, f.PRODUCT_BLOCKS, blocks)
     set_field(job, f.PRODUCT_TILES, field(work, f.WORK_TILES))
+    set_field(job, f.PRODUCT_TILE_BLOCKS, tile_blocks)
     set_field(job, f.PRODUCT_SEGMENTS, segments)
+    set_field(job, f.PRODUCT_FIRST_SEGMENT, first)
+    set_field(job, f.PRODUCT_END_SEGMENT, end)
     set_field(job, f.PRODUCT_BASE, base)
     set_field(job, f.PRODUCT_BASE_STRIDE, base_stride)
     _run(work)
@@ -191,6 +204,21 @@ def _call_down(work, call):
 
 
 @kernel
+def _call_ffn(work, call):
+    """A slice of the ffn: u of its columns, then its segments of u W_down. CALL_PARTS: its rows of gate and up."""
+    rows, stride, u_stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE), field(work, f.WORK_U_STRIDE)
+    layer, x, u = field(field(call, f.CALL_LAYERS), 0), field(work, f.WORK_X), field(work, f.WORK_U)
+    _take_in(work, field(call, f.CALL_X), field(work, f.WORK_HIDDEN), rows, x, stride)
+    blocks = _prepare(work, x, stride, rows, field(work, f.WORK_HIDDEN), _NONE)
+    _product(work, _GATE_UP, field(call, f.CALL_PARTS), _WHOLE, blocks, rows, u, u_stride, _WHOLE, _NONE, _NONE)
+    _prepare(work, u, u_stride, rows, field(call, f.CALL_WIDTH), _NONE)
+    blocks = (field(work, f.WORK_FFN) + 31) // 32
+    _product_of_segments(work, _PRODUCT, field(layer, f.LAYER_DOWN), _WHOLE, blocks, rows, field(call, f.CALL_OUT),
+                         field(call, f.CALL_OUT_STRIDE), _SEGMENTED, field(call, f.CALL_FIRST_SEGMENT),
+                         field(call, f.CALL_END_SEGMENT), _NONE, _NONE)  # fmt: skip
+
+
+@kernel
 def _call_block(work, call):
     rows, stride, u_stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE), field(work, f.WORK_U_STRIDE)
     x, h, u = field(work, f.WORK_X), field(work, f.WORK_H), field(work, f.WORK_U)
@@ -242,6 +270,8 @@ def _compute(work, call, op):
         _call_gate_up(work, call)
     elif op == f.OP_DOWN:
         _call_down(work, call)
+    elif op == f.OP_FFN:
+        _call_ffn(work, call)
     elif op == f.OP_BLOCK:
         _call_block(work, call)
     elif op == f.OP_HEAD:

@@ -99,15 +99,15 @@ def stack_bytes(typing, size):
 
 
 @intrinsic
-def call_product(typing, address, weights, num_blocks, lo, hi, x, rows, y, y_stride, segments):
+def call_product(typing, address, weights, num_blocks, lo, hi, x, rows, y, y_stride, segments, first, end):
     """Call a product kernel (`product.py`) by its address."""
 
     def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(I32, [I64] * 9)
+        kind = ir.FunctionType(I32, [I64] * 11)
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
-    return types.void(*[I] * 10), codegen
+    return types.void(*[I] * 12), codegen
 
 
 @intrinsic

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...layout import PackedMatrix, padded_cols
+from ...layout import NUM_SEGMENTS, PackedMatrix, ffn_slice, padded_cols, slice_rows
 from ..weights import GivenRoles, Weights, gate_up_parts, qkv_parts
 from . import fields as f
 from .loader import LoadedUnits
@@ -15,6 +16,15 @@ from .units import product_unit
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
+
+
+class SliceRecord(NamedTuple):
+    """A slice of a layer's ffn: PART records of its rows of gate and up, its segments of DOWN, its columns."""
+
+    gate_up: I64
+    first_segment: int
+    end_segment: int
+    width: int
 
 
 class ModelRecords:
@@ -36,6 +46,14 @@ class ModelRecords:
             self._norm(layer, f.LAYER_NORM2, weights.norm("gate_up", layer, "norm2"))
             self._matrices(layer, f.LAYER_GATE_UP, gate_up_parts(weights, layer))
         for layer in roles.layers("down"):
+            self._matrices(layer, f.LAYER_DOWN, [weights.matrix("down", layer, "down")])
+        self.slices: dict[tuple[int, int, int], SliceRecord] = {}  # (layer, part, parts), once linked
+        self._slice_parts: dict[tuple[int, int, int], list[PackedMatrix]] = {}
+        for layer, part, parts in sorted(roles.slices):
+            bounds = ffn_slice(weights.card.ffn_size, part, parts)
+            rows = [slice_rows(matrix, *bounds) for matrix in gate_up_parts(weights, layer)]
+            self._slice_parts[layer, part, parts] = rows
+            self.kinds.update(matrix.kind for matrix in rows)
             self._matrices(layer, f.LAYER_DOWN, [weights.matrix("down", layer, "down")])
         self.final_norm: F32 | None = None
         self.head: PackedMatrix | None = None
@@ -65,6 +83,13 @@ class ModelRecords:
             if field == f.LAYER_QKV:
                 self.layers[layer, f.LAYER_QKV_PARTS] = len(parts)
         self._lists.clear()
+        for (layer, part, slices), rows in self._slice_parts.items():
+            each = NUM_SEGMENTS // slices
+            self._keep += [matrix.data for matrix in rows]
+            self.slices[layer, part, slices] = SliceRecord(
+                part_records(rows, units), part * each, (part + 1) * each, rows[0].rows
+            )
+        self._slice_parts.clear()
 
 
 def part_records(parts: Sequence[PackedMatrix], units: LoadedUnits) -> I64:

@@ -22,6 +22,7 @@ from .limits import MAX_TILE_ROWS
 from .machine import I, stack_bytes
 from .vector import I64, V32, ZERO, Emitter, compile_target, const_i64
 
+_COUNTS = (1, 2, 4, NUM_SEGMENTS)  # segments of one call: the whole sum, or those of an ffn slice
 _PARTIAL_BYTES = NUM_SEGMENTS * MAX_TILE_ROWS * 64  # sums of each segment, 16 outputs × rows of a tile
 
 
@@ -94,22 +95,25 @@ def _tile_intrinsic(kind: str) -> Callable[..., None]:
 
 
 @intrinsic
-def _store_sums(typing, partial, segments, rows, y, y_stride):
-    """y rows = the segments' sums: 1, or 8 added as ((0+1)+(2+3))+((4+5)+(6+7)). 16 outputs a row."""
+def _store_sums(typing, partial, count, rows, y, y_stride):
+    """y rows = the sums of 1, 2, 4 or 8 segments, added pairwise: ((0+1)+(2+3))+((4+5)+(6+7)). 16 outputs a row."""
 
     def codegen(context, builder, signature, args):
-        partial, segments, rows, y, y_stride = args
+        partial, count, rows, y, y_stride = args
         e = Emitter(builder)
-        is_single = builder.icmp_signed("==", segments, const_i64(1))
         with cgutils.for_range(builder, rows, intp=I64) as row:
             source = e.at(partial, builder.mul(row.index, const_i64(64)))
             target = e.at(y, builder.mul(row.index, y_stride))
-            with builder.if_else(is_single) as (single, several):
-                with single:
-                    e.store(e.load(source, 0, V32, align=64), target, 0, align=4)
-                with several:
-                    parts = [e.load(source, s * MAX_TILE_ROWS * 64, V32, align=64) for s in range(NUM_SEGMENTS)]
-                    e.store(e.tree_of(parts), target, 0, align=4)
+            done = builder.append_basic_block("sums.done")
+            switch = builder.switch(count, done)
+            for size in _COUNTS:
+                block = builder.append_basic_block(f"sums.{size}")
+                switch.add_case(const_i64(size), block)
+                builder.position_at_end(block)
+                parts = [e.load(source, s * MAX_TILE_ROWS * 64, V32, align=64) for s in range(size)]
+                e.store(e.tree_of(parts), target, 0, align=4)
+                builder.branch(done)
+            builder.position_at_end(done)
         return context.get_dummy_value()
 
     return types.void(I, I, I, I, I), codegen
@@ -118,9 +122,10 @@ def _store_sums(typing, partial, segments, rows, y, y_stride):
 def make_product(kind: str) -> Any:
     """The product function of a weight kind, compiled by numba.
 
-    (weights, num_blocks, lo, hi, x, rows, y, y_stride, segments): groups [lo, hi) of the matrix at `weights` times
-    `rows` rows in tiles at `x`; group g's 16 outputs of row r go to y + r · y_stride + (g − lo) · 64. `segments` is 1,
-    or 8: the blocks are summed in 8 contiguous segments, combined by a fixed tree.
+    (weights, num_blocks, lo, hi, x, rows, y, y_stride, segments, first, end): groups [lo, hi) of the matrix at
+    `weights`, which has `num_blocks` blocks a row, times `rows` rows in tiles at `x`; group g's 16 outputs of row r go
+    to y + r · y_stride + (g − lo) · 64. The blocks are summed in `segments` contiguous parts (1, or 8), of which
+    [first, end) are taken, 1, 2, 4 or 8 of them, and added by a fixed tree; x holds the inputs of these only.
     """
     dot_tile = _tile_intrinsic(kind)
     fmt = weight_format(kind)
@@ -128,22 +133,25 @@ def make_product(kind: str) -> Any:
     partial_bytes, max_rows, block_cols = _PARTIAL_BYTES, MAX_TILE_ROWS, BLOCK_COLS
 
     @kernel
-    def product(weights, num_blocks, lo, hi, x, rows, y, y_stride, segments):
+    def product(weights, num_blocks, lo, hi, x, rows, y, y_stride, segments, first, end):
         group_bytes = (num_blocks + unit_blocks - 1) // unit_blocks * unit_bytes
+        start = first * num_blocks // segments
+        tile_blocks = end * num_blocks // segments - start
         partial = stack_bytes(partial_bytes)
         row = 0
         while row < rows:
             tile = tile_rows(rows - row)
             live = min(tile, rows - row)
-            values = x + row * num_blocks * (block_cols + 1) * 4
-            sums = values + num_blocks * block_cols * tile * 4
+            values = x + row * tile_blocks * (block_cols + 1) * 4
+            sums = values + (tile_blocks * block_cols - start) * tile * 4  # where block 0 would lie
+            values -= start * block_cols * tile * 4
             target = y + row * y_stride
             for group in range(lo, hi):
                 address = weights + group * group_bytes
-                for s in range(segments):
-                    first, end = s * num_blocks // segments, (s + 1) * num_blocks // segments
-                    dot_tile(tile, address, first, end, values, sums, partial + s * max_rows * 64)
-                _store_sums(partial, segments, live, target + (group - lo) * 64, y_stride)
+                for s in range(first, end):
+                    block, after = s * num_blocks // segments, (s + 1) * num_blocks // segments
+                    dot_tile(tile, address, block, after, values, sums, partial + (s - first) * max_rows * 64)
+                _store_sums(partial, end - first, live, target + (group - lo) * 64, y_stride)
             row += tile
 
     return product

@@ -16,7 +16,7 @@ from blake3 import blake3
 from ...layout import FORMATS
 
 LAYERS, ATTEND = "layers", "attend"
-_NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, "product": 9, "lookup": 4}
+_NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, "product": 11, "lookup": 4}
 _COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 4.0, "product": 0.9, "lookup": 0.1}  # about, to share work out
 STRAIGHT_FAMILIES = ("product", "lookup")  # long vector code without branches
 

@@ -7,13 +7,14 @@ which makes them independent of the batch where the fast kernels cannot be used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
 from ...kv.layer_cache import LayerKvCache
-from ...layout import PackedMatrix, unpack
+from ...layout import BLOCK_COLS, NUM_SEGMENTS, PackedMatrix, ffn_slice, segment_bounds, unpack
 from ...models.roles import RoleSpan
 from ..base import F32, U32, Span, vocab_range
 from ..rotary import RotaryTable
@@ -75,15 +76,19 @@ class ReferenceBackend:
     def gate_up(self, layer: int, n: F32) -> F32:
         """n [S, H] → silu(n W_gate) ⊙ (n W_up)."""
         self._roles.require("gate_up", layer)
-        gate, up = (self._product(n, w) for w in self._matrices(layer, "gate_up"))
-        with np.errstate(over="ignore"):
-            silu = gate / (np.float32(1) + np.exp(-gate))
-        return np.multiply(silu, up, dtype=np.float32)
+        return self._swiglu(layer, n, 0, self.card.ffn_size)
 
     def down(self, layer: int, h: F32, u: F32) -> F32:
         """h [S, H], u [S, F] → h + u W_down."""
         self._roles.require("down", layer)
-        return h + self._product(u, self._matrix("down", layer, "down"))
+        return h + self._down_sum(layer, u, 0, NUM_SEGMENTS)
+
+    def ffn(self, layer: int, n: F32, part: int, parts: int) -> F32:
+        """n [S, H] → the share of slice `part` of `parts` in u W_down [S, H]."""
+        self._roles.require_slice(layer, part, parts)
+        u = self._swiglu(layer, n, *ffn_slice(self.card.ffn_size, part, parts))
+        each = NUM_SEGMENTS // parts
+        return self._down_sum(layer, u, part * each, (part + 1) * each)
 
     def block(self, lo: int, hi: int, x: F32, spans: Sequence[Sequence[Span]]) -> F32:
         """Layers lo..hi, both included."""
@@ -97,6 +102,26 @@ class ReferenceBackend:
         self._roles.require("head")
         lo, hi = vocab_range(self.card.vocab_size, part, parts)
         return self._product(self._norm(x, "head", 0, "final_norm"), self._matrix("head", 0, "head")[lo:hi])
+
+    def _swiglu(self, layer: int, n: F32, lo: int, hi: int) -> F32:
+        """u, its columns [lo, hi)."""
+        gate, up = (self._product(n, w[lo:hi]) for w in self._matrices(layer, "gate_up"))
+        with np.errstate(over="ignore"):
+            silu = gate / (np.float32(1) + np.exp(-gate))
+        return np.multiply(silu, up, dtype=np.float32)
+
+    def _down_sum(self, layer: int, u: F32, first: int, end: int) -> F32:
+        """Segments [first, end) of u W_down, whose columns `u` holds, added by the fixed tree."""
+        weights = self._matrix("down", layer, "down")
+        bounds = [block * BLOCK_COLS for block in segment_bounds(-(-self.card.ffn_size // BLOCK_COLS))]
+        start = bounds[first]
+        sums = [
+            self._product(u[:, lo - start : hi - start], weights[:, lo:hi])
+            for lo, hi in pairwise(bounds[first : end + 1])
+        ]
+        while len(sums) > 1:
+            sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+        return sums[0]
 
     def _matrix(self, role: str, layer: int, name: str) -> F32:
         key = (role, layer, name)

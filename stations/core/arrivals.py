@@ -26,7 +26,7 @@ from .counters import Counters
 from .emit import Emitter, acknowledgement
 from .failures import Failures
 from .intake import Intake, find_stages
-from .joins import Part, sum_parts
+from .joins import Part, add_slices, sum_parts
 from .limits import StationLimits
 from .outbox import Outbox
 from .outgoing import Caller
@@ -107,10 +107,7 @@ class Arrivals:
         session, head, route = job.session, job.head, job.route
         for stage in route.stages[stream, layer]:
             try:
-                if len(stage.inputs) > 1:
-                    self._join(session, route, stage, head, array, stage.inputs.index(port), len(stage.inputs))
-                else:
-                    self._arrive(session, route, stage, head, array, job.stage.part, None)
+                self._arrive(session, route, stage, head, array, port, job.stage.part, None)
             except CallError as error:
                 self._failures.fail(session, head, stream, layer, None, error)
 
@@ -173,17 +170,16 @@ class Arrivals:
         head, inputs = tensors[0], stage.inputs
         if stage.has_cache and head.kind:
             self._failures.drop(session, head, caller, stage.stream, "drafts_dropped", "takes no draft at a cache")
-        elif len(arrays) == 1 and len(inputs) == 1:
-            self._arrive(session, route, stage, head, arrays[0], head.options >> 3, caller)
-        elif len(arrays) == 1 and caller is None:
-            self._join(session, route, stage, head, arrays[0], inputs.index(head.port), len(inputs))
+        elif len(arrays) == 1 and (len(inputs) == 1 or caller is None):
+            self._arrive(session, route, stage, head, arrays[0], head.port, head.options >> 3, caller)
         else:
             ports = [tensor.port for tensor in tensors]
-            if sorted(ports) != list(inputs):
+            if sorted(ports) != list(inputs) or stage.joined_slices:
                 named = ", ".join(Port(port).name for port in ports)
                 wanted = " and ".join(Port(port).name for port in inputs)
-                raise BadTensorError(f"{stage.role} was given {named}: {wanted} are expected, in one message of a call")
-            self._push(session, route, stage, head, tuple(arrays[ports.index(port)] for port in inputs), caller)
+                how = "each in a message of its own" if stage.joined_slices else "in one message of a call"
+                raise BadTensorError(f"{stage.role} was given {named}: {wanted} are expected, {how}")
+            self._enter(session, route, stage, head, [arrays[ports.index(port)] for port in inputs], caller)
 
     def _arrive(
         self,
@@ -192,15 +188,26 @@ class Arrivals:
         stage: Stage,
         head: Tensor,
         array: Array,
+        port: int,
         part: int,
         caller: Caller | None,
     ) -> None:
-        """One input of a stage that takes one, from outside or from this station itself."""
-        if stage.joined_embeds:
-            if part >= stage.joined_embeds:
-                raise BadTensorError(f"x of embed part {part}: the route has {stage.joined_embeds} parts")
-            self._join(session, route, stage, head, array, part, stage.joined_embeds)
-            return
+        """One input, from outside or from this station itself: it waits for the others, or enters."""
+        if stage.slots == 1:
+            self._enter(session, route, stage, head, [array], caller)
+        else:
+            self._join(session, route, stage, head, array, stage.slot(port, part))
+
+    def _enter(
+        self,
+        session: Session,
+        route: CompiledRoute,
+        stage: Stage,
+        head: Tensor,
+        inputs: list[Array],
+        caller: Caller | None,
+    ) -> None:
+        """All inputs of a pass are here: acknowledged where nothing is to be computed, else queued."""
         if stage.role == "head":
             want = head.want
             if want is Want.NONE:
@@ -208,17 +215,21 @@ class Arrivals:
                 return
             self._intake.check_answer(head, stage)
             if want is Want.LAST:
-                array = array[-1:]
-        self._push(session, route, stage, head, (array,), caller)
+                inputs = [array[-1:] for array in inputs]
+        if stage.joined_slices:
+            inputs = [add_slices(inputs)]
+        elif stage.joined_embeds:
+            inputs = [sum_parts(inputs)]
+        self._push(session, route, stage, head, tuple(inputs), caller)
 
     def _join(
-        self, session: Session, route: CompiledRoute, stage: Stage, head: Tensor, array: Array, slot: int, slots: int
+        self, session: Session, route: CompiledRoute, stage: Stage, head: Tensor, array: Array, slot: int
     ) -> None:
         if len(session.joins) >= self._limits.max_joins:
             raise OverloadedError(f"{len(session.joins)} joins of the session wait: at most {self._limits.max_joins}")
         self._check_room(array.nbytes)
         try:
-            joined = session.joins.add(stage.key, slots, slot, array, head)
+            joined = session.joins.add(stage.key, stage.slots, slot, array, head)
         except PoisonedError as error:
             self.poisoned(session, head, stage, None, error)
             return
@@ -228,8 +239,7 @@ class Arrivals:
             self._events["duplicate_parts"] += 1
             return
         whole, parts = joined
-        inputs = (sum_parts(parts),) if stage.joined_embeds else tuple(parts)
-        self._push(session, route, stage, whole, inputs, None)
+        self._enter(session, route, stage, whole, parts, None)
 
     def _push(
         self,

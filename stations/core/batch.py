@@ -72,6 +72,8 @@ def _run(batch: Batch, backend: Backend) -> tuple[F32, ...]:
         return (backend.gate_up(stage.layer, x),)
     if role == "down":
         return (backend.down(stage.layer, x, _stacked(batch.jobs, 1)),)
+    if role == "ffn":
+        return (backend.ffn(stage.layer, x, stage.part, stage.parts),)
     if role == "block":
         spans = [_spans(batch, depth) for depth in range(stage.hi - stage.layer + 1)]
         return (backend.block(stage.layer, stage.hi, x, spans),)

@@ -30,6 +30,7 @@ class Intake:
         hidden = card.hidden_size
         self._widths: dict[int, int] = {
             _IDS: 1, int(Port.X): hidden, int(Port.N): hidden, int(Port.H): hidden, int(Port.U): card.ffn_size,
+            int(Port.F): hidden,
         }  # fmt: skip
 
     def check_rows(self, head: Tensor, max_positions: int) -> None:

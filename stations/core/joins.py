@@ -1,4 +1,6 @@
-"""Inputs that arrive apart: h and u at split-c, x of several embed shards at layer 0. One table a session.
+"""Inputs that arrive apart: h and u at split-c, x of several embed shards at layer 0, h and the sums of ffn slices.
+
+One table a session.
 
 A join completes when every slot is filled. Joins of a (stage, kind) complete in order of their first position, so a
 part at or below the last completed one is a duplicate (without that rule duplicates leave half joins behind).
@@ -108,6 +110,18 @@ class Joins:
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         self._gauge.num_bytes += num_bytes
+
+
+def add_slices(parts: list[Array]) -> npt.NDArray[np.float32]:
+    """x = h + the fixed tree over the sums of 2, 4 or 8 ffn slices (`docs/numerics.md`); `parts` are h and the sums.
+
+    The bits are those of an uncut `down`: each slice's sum is a branch of its tree.
+    """
+    h, *sums = parts
+    with np.errstate(over="ignore", invalid="ignore"):  # infinity is found where the row is checked, as in `down`
+        while len(sums) > 1:
+            sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+        return np.add(h, sums[0], dtype=np.float32)
 
 
 def sum_parts(parts: list[Array]) -> npt.NDArray[np.float32]:

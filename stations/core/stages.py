@@ -12,31 +12,36 @@ from typing import NamedTuple
 import msgspec
 
 from aeonflow import bands
-from aeonflow.errors import PlanError
+from aeonflow.errors import BadTensorError, PlanError
 from aeonflow.frames import Flags
 from aeonflow.messages import Carrier, Route
-from aeonflow.route import num_parts, successors
+from aeonflow.route import ffn_slices, num_parts, successors
 from aeonflow.tensors import Port
 
-from ..models.roles import END_ROLES, RoleSpan
+from ..models.roles import END_ROLES, SLICED_ROLE, SLICES, RoleSpan
 
 INPUT_PORTS: dict[str, tuple[Port, ...]] = {
     "embed": (Port.IDS,),
     "attn": (Port.X,),
     "gate_up": (Port.N,),
     "down": (Port.H, Port.U),
+    "ffn": (Port.N,),
     "block": (Port.X,),
     "head": (Port.X,),
 }
+SLICED_PORTS = (Port.H, Port.F)  # instead of x, above a layer whose ffn is cut into slices
 OUTPUT_PORTS: dict[str, tuple[Port, ...]] = {
     "embed": (Port.X,),
     "attn": (Port.H, Port.N),
     "gate_up": (Port.U,),
     "down": (Port.X,),
+    "ffn": (Port.F,),
     "block": (Port.X,),
     "head": (Port.LOGITS,),
 }
+PART_ROLES = (*END_ROLES, SLICED_ROLE)  # a station may carry several parts of one
 CACHE_ROLES = frozenset({"attn", "block"})
+_H = int(Port.H)
 
 StageKey = tuple[str, int, int, int, int]  # role, layer, hi, part, parts: what makes two jobs one batch
 
@@ -63,14 +68,30 @@ class Stage(msgspec.Struct, frozen=True):
     key: StageKey
     edges: tuple[Edge, ...] | None
     joined_embeds: int  # parts of x that meet at this input; 0: x comes whole
+    joined_slices: int  # ffn slices whose sums meet h at this input; 0: x comes whole
+    slots: int  # inputs that meet here before a pass can be computed; 1: nothing waits for anything
     place: tuple[str, int]  # role and last layer, as Whereabouts names it
     stream: int
     inputs: tuple[int, ...]  # ports, as plain numbers: the hot path compares them
     has_cache: bool
 
+    def slot(self, port: int, part: int) -> int:
+        """Which of the inputs that meet here comes by `port` from shard or slice `part`. BadTensorError for none."""
+        if self.joined_slices:
+            if port == _H:
+                return 0
+            if part < self.joined_slices:
+                return 1 + part
+            raise BadTensorError(f"f of ffn slice {part}: the layer before has {self.joined_slices} slices")
+        if self.joined_embeds:
+            if part < self.joined_embeds:
+                return part
+            raise BadTensorError(f"x of embed part {part}: the route has {self.joined_embeds} parts")
+        return self.inputs.index(port)
+
 
 class CompiledRoute(msgspec.Struct, frozen=True):
-    """The stages of one station on a route, by (stream, layer); several only for shards of embed or head."""
+    """The stages of one station on a route, by (stream, layer); several only for shards and slices."""
 
     route: int
     stages: dict[tuple[int, int], tuple[Stage, ...]]
@@ -84,7 +105,7 @@ def compile_local(spans: Iterable[RoleSpan]) -> CompiledRoute:
     layers: set[int] = set()
     for span in spans:
         for layer, hi in _entries(span.role, span.lo, span.hi):
-            _add(stages, _stage(span.role, layer, hi, span.part, span.parts, None))
+            _add(stages, _stage(RoleSpan(span.role, layer, hi, span.part, span.parts), None))
             layers.update(range(layer, hi + 1) if span.role in CACHE_ROLES else ())
     return CompiledRoute(0, stages, {}, tuple(sorted(layers)))
 
@@ -109,8 +130,10 @@ def compile_route(route: Route, self_index: int, spans: Sequence[RoleSpan], num_
     for c in own:
         for layer, hi in _entries(c.role, c.lo, c.hi):
             joined = parts if parts > 1 and layer == 0 and c.role in CACHE_ROLES else 0
+            below = route.num_layers - 1 if c.role == "head" else layer - 1
+            slices = len(ffn_slices(route, below)) if c.role in CACHE_ROLES or c.role == "head" else 0
             edges = _edges(route, self_index, c, hi)
-            _add(stages, _stage(c.role, layer, hi, c.part, c.parts, edges, joined))
+            _add(stages, _stage(RoleSpan(c.role, layer, hi, c.part, c.parts), edges, joined, slices))
             layers.update(range(layer, hi + 1) if c.role in CACHE_ROLES else ())
     urls = {edge.url for row in stages.values() for stage in row for edge in stage.edges or () if edge.url}
     names = {station.url: station.name for station in route.stations if station.url in urls}
@@ -124,21 +147,23 @@ def _entries(role: str, lo: int, hi: int) -> list[tuple[int, int]]:
     return [(lo, hi)] if role == "block" else [(layer, layer) for layer in range(lo, hi + 1)]
 
 
-def _stage(
-    role: str, layer: int, hi: int, part: int, parts: int, edges: tuple[Edge, ...] | None, joined: int = 0
-) -> Stage:
+def _stage(span: RoleSpan, edges: tuple[Edge, ...] | None, embeds: int = 0, slices: int = 0) -> Stage:
+    role = span.role
+    inputs = SLICED_PORTS if slices else INPUT_PORTS[role]
     return Stage(
         role=role,
-        layer=layer,
-        hi=hi,
-        part=part,
-        parts=parts,
-        key=(role, layer, hi, part, parts),
+        layer=span.lo,
+        hi=span.hi,
+        part=span.part,
+        parts=span.parts,
+        key=(role, span.lo, span.hi, span.part, span.parts),
         edges=edges,
-        joined_embeds=joined,
-        place=(role, hi),
+        joined_embeds=embeds,
+        joined_slices=slices,
+        slots=1 + slices if slices else embeds or len(inputs),
+        place=(role, span.hi),
         stream=bands.ROLE_STREAMS[role],
-        inputs=tuple(map(int, INPUT_PORTS[role])),
+        inputs=tuple(map(int, inputs)),
         has_cache=role in CACHE_ROLES,
     )
 
@@ -146,14 +171,15 @@ def _stage(
 def _add(stages: dict[tuple[int, int], tuple[Stage, ...]], stage: Stage) -> None:
     at = (stage.stream, stage.layer)
     before = stages.get(at, ())
-    if before and stage.role not in END_ROLES:
+    is_twice = stage.role == SLICED_ROLE and any(stage.part == other.part for other in before)
+    if is_twice or (before and stage.role not in PART_ROLES):
         raise PlanError(f"{stage.role} of layer {stage.layer} is carried twice by one station")
     stages[at] = (*before, stage)
 
 
 def _edges(route: Route, self_index: int, carrier: Carrier, layer: int) -> tuple[Edge, ...]:
     outputs = OUTPUT_PORTS[carrier.role]
-    hops = dict.fromkeys(successors(route, carrier.role, layer))  # two head shards on one station are one hop
+    hops = dict.fromkeys(successors(route, carrier.role, layer))  # two parts on one station are one hop
     edges = []
     for hop in hops:
         flags = Flags.FIN
@@ -177,6 +203,8 @@ def _check_carrier(route: Route, c: Carrier) -> None:
         raise PlanError(f"route {route.route}: {c.role} of layers {c.lo}-{c.hi}, the model has {route.num_layers}")
     if not 0 <= c.part < c.parts:
         raise PlanError(f"route {route.route}: {c.role} part {c.part} of {c.parts}")
+    if c.role == SLICED_ROLE and c.parts not in SLICES:
+        raise PlanError(f"route {route.route}: {c.parts} ffn slices, {', '.join(map(str, SLICES))} are possible")
 
 
 def _check_carried(c: Carrier, spans: Sequence[RoleSpan]) -> None:
@@ -186,7 +214,7 @@ def _check_carried(c: Carrier, spans: Sequence[RoleSpan]) -> None:
         if c.role in END_ROLES:
             if (span.part, span.parts) == (c.part, c.parts) or span.parts == 1:
                 return
-        elif span.lo <= c.lo and c.hi <= span.hi:
+        elif span.lo <= c.lo and c.hi <= span.hi and (span.part, span.parts) == (c.part, c.parts):
             return
     asked = RoleSpan(c.role, c.lo, c.hi, c.part, c.parts)
     raise PlanError(f"the route asks for {asked}, this station carries {', '.join(map(str, spans))}")

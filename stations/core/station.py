@@ -43,10 +43,9 @@ from .routes import Routes
 from .sessions import SessionTable
 from .trace import Traces
 
-_ROLES: dict[int, str] = {stream: role for stream, role in bands.STREAM_ROLES.items() if role != "ffn"}
+_ROLES = bands.STREAM_ROLES
 _IN_ERROR = int(Flags.VENT | Flags.POISON)
 _NOT_BUILT = {
-    bands.FFN: "ffn slices",
     bands.KV_SLAB: "KV slabs",
     bands.VOLUME_CAPTURE: "volumes",
     bands.VOLUME_REPLAY: "volumes",

@@ -22,6 +22,13 @@ PLANS = {
     "per layer, mixed with a block": ["attn:0-0", "gate_up:0-0", "down:0-0", "block:1-1", "attn:2-2,gate_up:2-2",
                                       "down:2-2", "embed", "head"],
     "shards": ["attn:0-2", "gate_up:0-2,embed:0/3", "down:0-2,embed:2/3", "embed:1/3,head:1/2", "head:0/2"],
+    "ffn slices": ["attn:0-2", "ffn:0-2:0/2", "ffn:0-2:1/2", "embed,head"],
+    "ffn slices and shards": ["attn:0-2,head:1/2", "ffn:0-2:0/4", "ffn:0-2:1/4,embed:1/2", "ffn:0-2:2/4,embed:0/2",
+                              "ffn:0-2:3/4,head:0/2"],
+    "slices on one station, other layers whole": ["embed,attn:0-0,block:1-1", "ffn:0-0:1/2,ffn:0-0:0/2,attn:2-2",
+                                                  "ffn:2-2:0/4,ffn:2-2:2/4,head:0/3,head:1/3",
+                                                  "ffn:2-2:1/4,ffn:2-2:3/4,head:2/3"],
+    "every slice and the head on one station": ["attn:0-2,ffn:0-2:0/2,ffn:0-2:1/2,embed,head"],
     "all shards on one station": ["block:0-2", "embed:0/2,embed:1/2,head:0/3,head:1/3,head:2/3"],
 }  # fmt: skip
 IDS = [17, 300, 511, 0, 42, 42, 256, 99, 7, 128]
@@ -60,6 +67,30 @@ def test_hops_of_a_trisplit_chain_are_counted_along_its_longest_way(model: Model
     assert answer.message.stream == bands.HEAD
     assert answer.message.sequence >= 0x8000_0000
     assert answer.message.sequence % 2 == 0
+
+
+def test_ffn_slices_make_two_hops_a_layer(model: ModelFolder) -> None:
+    net = CoreNet(model, PLANS["ffn slices"])
+    net.open()
+    net.send(ids_tensor(IDS))
+    (answer,) = net.run()
+    assert answer.tensors[0].hop == 2 * model.card.num_layers + 3
+    assert net.forwarded == 1 + 4 * model.card.num_layers + 1, "x of the embedding, n and f of two slices, one h"
+    assert net.stations[0].counters.events["messages_delivered_inside"] == model.card.num_layers - 1
+
+
+@pytest.mark.parametrize("plan", ["ffn slices", "every slice and the head on one station"])
+def test_a_pass_over_slices_gives_the_last_row_or_an_acknowledgement(
+    model: ModelFolder, plain: PlainModel, plan: str
+) -> None:
+    net = CoreNet(model, PLANS[plan])
+    net.open()
+    net.send(ids_tensor(IDS[:6], want=Want.NONE))
+    (answer,) = net.run()
+    assert answer.tensors[0].port == Port.TOKEN
+    net.send(ids_tensor(IDS[6:], first=6, want=Want.LAST))
+    (answer,) = net.run()
+    assert np.array_equal(f32(answer.tensors[0]), plain.logits(IDS)[-1:])
 
 
 def test_a_chain_inside_one_station_makes_no_hop_but_those_of_the_host(model: ModelFolder) -> None:

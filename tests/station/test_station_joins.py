@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from aeonflow import Flags, bands
-from aeonflow.errors import BadTensorError, OverloadedError, PoisonedError
-from aeonflow.messages import InstallRoute, Open, Route, StationAddress, Where
+from aeonflow.errors import BadTensorError, OverloadedError, PlanError, PoisonedError
+from aeonflow.messages import Carrier, InstallRoute, Open, Route, StationAddress, Where
 from aeonflow.tensors import Port, Tensor
-from stations.core.joins import JoinGauge, Joins, Part, sum_parts
+from stations.core.joins import JoinGauge, Joins, Part, add_slices, sum_parts
 from stations.core.outgoing import ToLink, ToStation
 from stations.core.station import Station
 from stations.models.folder import ModelFolder
@@ -127,6 +129,106 @@ def test_a_call_must_bring_both_inputs(model: ModelFolder) -> None:
     assert "H and U are expected, in one message of a call" in str(Answer("s", refused).error)
     (reply,) = receive(station, bands.DOWN, [part(Port.U, 0, route=0), part(Port.H, 0, route=0)])
     assert [t.port for t in Answer("s", reply).tensors] == [Port.X]
+
+
+SLICED = ["attn:0-2", "ffn:0-2:0/2", "ffn:0-2:1/2", "embed,head"]
+
+
+def attn_core(model: ModelFolder, stations: list[str] = SLICED) -> Station:
+    """The holder of layers whose inputs are h and the sums of two slices, ready for rows of layer 1."""
+    station = make_core(model, stations[0])
+    station.link_opened(50, False)
+    addresses = tuple(StationAddress(f"s{i}", f"ws://s{i}") for i in range(len(stations)))
+    ask(station, InstallRoute(Route(ROUTE, 3, addresses, carriers_of(stations, 3)), 0))
+    ask(station, Open(9, ROUTE, 64))
+    return station
+
+
+def slice_sum(part: int, first: int, **fields: int) -> Tensor:
+    return tensor(Port.F, HS[10 + part : 11 + part], first=first, part=part, layer=1, **fields)
+
+
+def test_h_and_the_sums_of_all_slices_meet_in_any_order(model: ModelFolder) -> None:
+    sent: list[bytes] = []
+    h = tensor(Port.H, HS[:1], layer=1, hop=2)
+    for order in itertools.permutations([h, slice_sum(0, 0, hop=3), slice_sum(1, 0, hop=4)]):
+        station = attn_core(model)
+        for one in order[:2]:
+            assert receive(station, bands.ATTN, [one], link=50) == []
+        outputs = receive(station, bands.ATTN, [order[2]], link=50)
+        assert [(o.url, o.stream) for o in outputs] == [("ws://s1", bands.FFN), ("ws://s2", bands.FFN)]
+        assert ask(station, Where(9)).queued == 1, "h of layer 1 waits inside for the slices of layer 1"
+        assert Answer("s", ToLink(0, 0, 0, outputs[0].pieces)).tensors[0].hop == 5
+        sent.append(b"".join(outputs[0].pieces))
+    assert len(set(sent)) == 1
+
+
+def test_a_slice_that_comes_twice_is_ignored_and_one_the_layer_does_not_have_is_refused(model: ModelFolder) -> None:
+    station = attn_core(model)
+    for one in (slice_sum(0, 0), slice_sum(0, 0)):
+        assert receive(station, bands.ATTN, [one], link=50) == []
+    assert station.counters.events["duplicate_parts"] == 1
+    (message,) = receive(station, bands.ATTN, [slice_sum(2, 0)], link=50)
+    assert "f of ffn slice 2: the layer before has 2 slices" in str(Answer("s", message).error)
+    (message,) = receive(station, bands.ATTN, [tensor(Port.X, HS[:1], layer=1)], link=50)
+    assert "port X at attn: it takes H, F" in str(Answer("s", message).error)
+    together = [tensor(Port.H, HS[:1], layer=1), slice_sum(1, 0)]
+    (message,) = receive(station, bands.ATTN, together, link=50)
+    assert "H and F are expected, each in a message of its own" in str(Answer("s", message).error)
+    (message,) = receive(station, bands.ATTN, [tensor(Port.F, US[:1], layer=1)], link=50)
+    assert "F of 1x128 for attn: 1x64 is expected" in str(Answer("s", message).error)
+
+
+def test_another_sum_of_the_same_slice_poisons_the_session(model: ModelFolder) -> None:
+    station = attn_core(model)
+    receive(station, bands.ATTN, [slice_sum(1, 0)], link=50)
+    other = tensor(Port.F, HS[5:6], layer=1, part=1)
+    (message,) = receive(station, bands.ATTN, [other], link=50)
+    assert isinstance(Answer("s", message).error, PoisonedError)
+
+
+def test_a_call_of_a_slice_answers_its_sum_and_names_its_part(model: ModelFolder) -> None:
+    station = make_core(model, "ffn:0-2:1/4,ffn:0-2:3/4")
+    ask(station, Open(9, 0, 64))
+    for part in (1, 3):
+        n = tensor(Port.N, HS[:2], layer=2, part=part, route=0)
+        (reply,) = receive(station, bands.FFN, [n])
+        (f,) = Answer("s", reply).tensors
+        assert (f.port, f.part, f.dim0, f.dim1) == (Port.F, part, 2, H)
+    (refused,) = receive(station, bands.FFN, [tensor(Port.N, HS[:2], layer=2, part=0, route=0)])
+    assert "ffn part 0: this station does not carry it" in str(Answer("s", refused).error)
+
+
+@pytest.mark.parametrize("slices", [2, 4, 8])
+def test_slices_are_added_pairwise_then_to_h(slices: int) -> None:
+    h, sums = HS[:1], [HS[1 + part : 2 + part] for part in range(slices)]
+    halves = [add_slices([h * 0, *half]) for half in (sums[: slices // 2], sums[slices // 2 :])] if slices > 2 else sums
+    assert np.array_equal(add_slices([h, *sums]), h + (halves[0] + halves[1]))
+    assert np.isinf(add_slices([h, *[np.float32(3e38) + 0 * s for s in sums]])).all()
+
+
+@pytest.mark.parametrize(
+    ("stations", "at", "says"),
+    [
+        (["ffn:0-2:0/2,ffn:1-1:0/2", "attn:0-2,embed,head"], 0, "ffn of layer 1 is carried twice"),
+        (["ffn:0-2:0/2", "attn:0-2,embed,head", "ffn:0-1:1/2"], 1, "ffn of layer 2: slices 0/2 on the route"),
+        (["ffn:0-2:0/2", "ffn:0-2:0/2"], 1, r"asks for ffn:0-2:0/2, this station carries .*ffn:0-2:1/2"),
+    ],
+)
+def test_a_route_whose_slices_do_not_fit_is_refused(
+    model: ModelFolder, stations: list[str], at: int, says: str
+) -> None:
+    addresses = tuple(StationAddress(f"s{i}", f"ws://s{i}") for i in range(len(stations)))
+    carried = ["ffn:0-2:0/2", "attn:0-2,embed,head,ffn:0-2:1/2"][at]
+    with pytest.raises(PlanError, match=says):
+        ask(make_core(model, carried), InstallRoute(Route(ROUTE, 3, addresses, carriers_of(stations, 3)), at))
+
+
+def test_a_number_of_slices_that_has_no_tree_is_refused(model: ModelFolder) -> None:
+    addresses = tuple(StationAddress(f"s{i}", f"ws://s{i}") for i in range(4))
+    route = Route(ROUTE, 3, addresses, (*carriers_of(SLICED, 3), Carrier(0, "ffn", 0, 2, 0, 3)))
+    with pytest.raises(PlanError, match="3 ffn slices, 2, 4, 8 are possible"):
+        ask(make_core(model, "embed,head"), InstallRoute(route, 3))
 
 
 def test_the_sum_of_embed_parts_is_that_of_the_whole_table_bit_for_bit() -> None:

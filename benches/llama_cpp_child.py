@@ -1,8 +1,8 @@
 """llama-cpp-python as a child that answers JSON lines: what `peers.py` starts under whatever Python has it.
 
 Knows nothing of aeonflow. The first line of stdin is the setting {model, threads, context, kv, flash_attn}; every
-further line {prompt, new_tokens} is one greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids, peak_rss_bytes}.
-Decode counts from the first token chosen to the last.
+further line {prompt, new_tokens} is one greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids,
+peak_rss_bytes}. Decode counts from the first token chosen to the last.
 """
 
 from __future__ import annotations

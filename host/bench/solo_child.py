@@ -1,8 +1,8 @@
 """aeonflow in solo as a child that answers JSON lines, as the peer's child does: what `benches/peers.py` compares.
 
 The first line of stdin is the setting {model, threads, kernels, kv}; every further line {prompt, new_tokens} is one
-greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids, peak_rss_bytes}. Decode counts from the first token chosen to
-the last.
+greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids, peak_rss_bytes}. Decode counts from the first token
+chosen to the last.
 """
 
 from __future__ import annotations

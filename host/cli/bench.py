@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 import typer
 
-from .options import Kernels, Model, Route, SocketLibrary, Transport
+from .options import Kernels, KvMode, Model, Route, SocketLibrary, Transport
 
 app = typer.Typer(help="Measure the wire, a hop, or decoding.", no_args_is_help=True)
 
@@ -55,25 +55,29 @@ def decode(
     transport: Annotated[Transport, typer.Option()] = "auto",
     prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1)] = 256,
     new_tokens: Annotated[int, typer.Option(metavar="N", min=2)] = 64,
+    kv: Annotated[KvMode, typer.Option(help="With --plan: how K and V are kept.")] = "f32",
+    sessions: Annotated[int, typer.Option(metavar="M", min=1, help="Also so many answers at once.")] = 1,
     runs: Runs = 3,
     as_json: OneLine = False,
 ) -> None:
-    """Prefill and decode rates of plans, kernel sets and routes, runs in turn."""
+    """Prefill and decode rates of plans, kernel sets and routes, runs in turn; where a token's time goes."""
     from host.bench import bench_decode
     from host.bench.decode import DEFAULT_WAYS, Way
 
+    from .bench_table import show_decode
     from .model import ready_model
 
-    ways = tuple(Way(p, route, kernels, threads) for p in plan) if plan else DEFAULT_WAYS
+    ways = tuple(Way(p, route, kernels, threads, kv) for p in plan) if plan else DEFAULT_WAYS
     measuring = bench_decode(
         ways,
         model=ready_model(model).name,
         transport=transport,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
+        sessions=sessions,
         runs=runs,
     )
-    _measure(measuring, as_json=as_json)
+    _measure(measuring, as_json=as_json, show=show_decode)
 
 
 def _libraries(chosen: str | None) -> tuple[str, ...]:
@@ -82,7 +86,17 @@ def _libraries(chosen: str | None) -> tuple[str, ...]:
     return LIBRARIES if chosen is None else (chosen,)
 
 
-def _measure(bench: Coroutine[Any, Any, dict[str, Any]], *, as_json: bool) -> None:
+def _measure(
+    bench: Coroutine[Any, Any, dict[str, Any]],
+    *,
+    as_json: bool,
+    show: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """Print what was measured: one line of JSON, or as `show` does, or indented."""
     from .loop import run_async
 
-    print(json.dumps(run_async(bench), indent=None if as_json else 2, ensure_ascii=False))
+    found = run_async(bench)
+    if show is not None and not as_json:
+        show(found)
+    else:
+        print(json.dumps(found, indent=None if as_json else 2, ensure_ascii=False))

@@ -89,16 +89,17 @@ class Breakdown(msgspec.Struct, frozen=True):
 
 
 def break_down(recording: Recording, wanted: Callable[[TraceEvent], bool]) -> Breakdown:
-    """The breakdown of the passes for which `wanted` holds (it is asked for every event)."""
+    """The breakdown of the passes for which `wanted` holds (it is asked for every event) and that were answered."""
     host = [event for event in recording.tracks[0].events if wanted(event)]
     waits = [event for event in host if event.what == What.WAIT]
+    answered = {_pass(event) for event in waits}
     pass_s = _seconds(waits)
     per_role: dict[str, RoleTime] = {}
     send_s = 0.0
     for index, track in enumerate(recording.stations):
         batches: set[tuple[int, int]] = set()
         for event in track.events:
-            if not wanted(event):
+            if _pass(event) not in answered:
                 continue
             if event.what == What.SEND:
                 send_s += event.ended_s - event.began_s
@@ -107,7 +108,7 @@ def break_down(recording: Recording, wanted: Callable[[TraceEvent], bool]) -> Br
     answers = [event for event in host if event.what == What.RECEIVE]
     accounted_s = sum(one.pass_compute_s + one.queue_s for one in per_role.values())
     accounted_s += _seconds(event for event in answers if event.stream != HEAD)
-    wires = [message.wire_s for message in recording.messages() if wanted(message.sent)]
+    wires = [message.wire_s for message in recording.messages() if _pass(message.sent) in answered]
     return Breakdown(
         passes=len(waits),
         pass_s=pass_s,
@@ -134,6 +135,10 @@ def _add(role: RoleTime, event: TraceEvent, batch: tuple[int, int], batches: set
         batches.add(batch)
         role.calls += 1
         role.compute_s += seconds
+
+
+def _pass(event: TraceEvent) -> tuple[int, int, int, int]:
+    return event.session, event.epoch, event.first, event.rows
 
 
 def _seconds(events: Iterable[TraceEvent]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from host.bench import bench_decode, bench_hop, bench_wire
 from host.bench.decode import Way
 from host.bench.measure import machine, spread
+from host.bench.side_by_side import Child, compare
 
 
 def test_a_spread_has_median_and_quantiles_of_its_values() -> None:
@@ -48,8 +50,50 @@ async def test_decode_visits_every_way_and_compares_their_hashes(tiny_model: Pat
     ways = (Way("solo", kernels="reference"), Way("layers:2", kernels="reference"))
     result = await bench_decode(ways, model=str(tiny_model), prompt_tokens=12, new_tokens=5, runs=2)
     assert [row["plan"] for row in result["ways"]] == ["solo", "layers:2"]
-    assert [row["hops_per_token"] for row in result["ways"]] == [0, 3]
-    assert all(row["decode_tok_s"]["count"] == 2 for row in result["ways"])
+    assert [row["hops"] for row in result["ways"]] == [0, 3]
+    assert all(row["spread"]["decode_tok_s"]["count"] == 2 for row in result["ways"])
+    assert all(row["decode_tok_s"] > 0 and row["prefill_tok_s"] > 0 and row["ttft_s"] > 0 for row in result["ways"])
     assert all(len(row["logits_hash"]) == 64 for row in result["ways"])
     assert result["exact_hashes_agree"]
     json.dumps(result)
+
+
+async def test_decode_of_one_way_says_where_the_time_of_its_tokens_goes(tiny_model: Path) -> None:
+    way = Way("trisplit", kernels="reference")
+    result = await bench_decode((way,), model=str(tiny_model), prompt_tokens=12, new_tokens=5, sessions=3, runs=1)
+    layers, tokens = 4, 3 * 4
+    assert set(result["per_role"]) == {"embed", "attn", "gate_up", "down", "head"}
+    assert result["per_role"]["attn"]["rows"] == layers * tokens
+    assert 0 < result["per_role"]["attn"]["calls"] <= layers * tokens
+    assert all(one["compute_s"] > 0 and one["queue_s"] >= 0 for one in result["per_role"].values())
+    assert result["hops"] == 3 * layers + 3
+    assert result["bottleneck"] in {*result["per_role"], "wire", "host"}
+    assert result["bottleneck_text"]
+    assert result["total_tok_s"] > 0
+    json.dumps(result)
+
+
+def test_side_by_side_asks_both_in_turn_and_compares_their_rates() -> None:
+    answers = """
+import json, sys
+speed = json.loads(sys.stdin.readline())["speed"]
+print(json.dumps({"version": "1"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps({
+        "prefill_s": len(asked["prompt"]) / speed, "decode_s": 1 / speed, "prefill_cpu_s": 1.0, "decode_cpu_s": 2.0,
+        "token_ids": list(range(asked["new_tokens"])), "peak_rss_bytes": 1000,
+    }), flush=True)
+"""
+    command = [sys.executable, "-c", answers]
+    with Child(command, {"speed": 8.0}) as ours, Child(command, {"speed": 2.0}) as theirs:
+        found = compare(ours, theirs, [1, 2, 3, 4], 5, runs=2)
+    assert found["ours"]["prefill_tok_s"]["median"] == 8.0
+    assert found["theirs"]["decode_tok_s"]["median"] == 8.0
+    assert found["decode_ratio"] == {"median": 4.0, "p10": 4.0, "p90": 4.0, "count": 2}
+    assert (found["decode_cpu_ratio"], found["memory_ratio"], found["equal_tokens"]) == (1.0, 1.0, 5)
+
+
+def test_a_child_that_ends_before_it_answers_is_named_with_its_status() -> None:
+    with pytest.raises(RuntimeError, match="status 3"), Child([sys.executable, "-c", "raise SystemExit(3)"], {}):
+        raise AssertionError("it must not start")

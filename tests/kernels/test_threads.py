@@ -8,16 +8,26 @@ import numpy as np
 import pytest
 
 from stations.errors import KernelError
+from stations.kernels.fast.helper_choice import HelperChoice
 
 from .tiny import TinyWeights, bits, rows, run_layers, tiny_card
 
 WIDE = {"hidden_size": 512, "num_heads": 8, "num_kv_heads": 4, "ffn_size": 1536, "vocab_size": 4096}
 
 
+class EveryCall(HelperChoice):
+    """Helpers in every call, also where they do not pay."""
+
+    def wants_helpers(self, operation: int, rows: int) -> bool:
+        super().wants_helpers(operation, rows)
+        return True
+
+
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_any_number_of_threads_gives_the_same_bits(threads, fast) -> None:
     weights = TinyWeights("q4_1", tiny_card(**WIDE))
     one, several = fast(weights), fast(weights, threads)
+    several.helper_choice = EveryCall()
     x = rows(150, 512)
     for cuts in ([150], [130, *[1] * 20]):
         whole = run_layers(one, x, cuts)
@@ -29,6 +39,7 @@ def test_any_number_of_threads_gives_the_same_bits(threads, fast) -> None:
 def test_chunks_taken_over_from_stalled_helpers_change_nothing(fast) -> None:
     weights = TinyWeights("q4_1", tiny_card(**WIDE))
     one, several = fast(weights), fast(weights, 4)
+    several.helper_choice = EveryCall()
     x = rows(80, 512)  # caches of 16 rows grow on the way, and go at the end of each run
     expected = run_layers(one, x, [1] * 80, capacity=16)
     stop = threading.Event()

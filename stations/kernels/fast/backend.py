@@ -7,6 +7,7 @@ during the call. One call at a time: a station computes inline or in its one com
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -23,6 +24,7 @@ from ..rotary import RotaryTable
 from ..weights import GivenRoles, Weights
 from . import fields as f
 from .cache import CompileCache
+from .helper_choice import HelperChoice
 from .helpers import Helpers
 from .loader import LoadedUnits
 from .model_records import I64, ModelRecords, part_records
@@ -61,6 +63,7 @@ class FastKernels:
         self.workspace = Workspace(self.card, self.units.address(ATTEND), threads - 1)
         self._helpers = Helpers(threads - 1, self.workspace, self._execute)
         self._num_helpers = threads - 1
+        self.helper_choice = HelperChoice()
         self._rotary = RotaryTable(self.card.rope)
         self._call = np.zeros(f.CALL_FIELDS, np.int64)
         self._call_address = self._call.ctypes.data
@@ -248,12 +251,16 @@ class FastKernels:
         call[f.CALL_OUT], call[f.CALL_OUT_STRIDE] = out.ctypes.data, out.shape[1] * 4
         call[f.CALL_OUT2] = 0 if out2 is None else out2.ctypes.data
         call[f.CALL_LAYERS], call[f.CALL_NUM_LAYERS] = addresses.ctypes.data, len(layers)
-        self.workspace.pool[f.POOL_HELPERS] = helpers
-        if helpers:
-            if self._pinned and self._helpers.is_settled:
-                self._pinned.clear()
+        if self._pinned and self._helpers.is_settled:
+            self._pinned.clear()
+        is_helped = helpers > 0 and self.helper_choice.wants_helpers(op, len(x))
+        self.workspace.pool[f.POOL_HELPERS] = helpers if is_helped else 0
+        if is_helped:
             self._helpers.start()
+        started = time.perf_counter()
         status = self._execute(self.workspace.record, self._call_address)
+        if helpers:
+            self.helper_choice.took(op, len(x), time.perf_counter() - started, helped=is_helped)
         if status:
             raise KernelError(f"compiled code failed with status {status} in operation {op}")
 
@@ -261,8 +268,8 @@ class FastKernels:
 class FastBackend(FastKernels):
     """The fast kernels of a model's roles. Compiles what the cache lacks first (seconds), else ready in milliseconds.
 
-    `threads`: the calling thread and helpers, which join `block` and `head` calls. `environment` says where the cache
-    lies and which CPU to compile for. Raises KernelError where neither compiled code nor numba is there.
+    `threads`: the calling thread and helpers, which join `block` and `head` calls for as long as that pays.
+    `environment` says where the cache lies and which CPU to compile for. Raises KernelError where neither compiled code nor numba is there.
     """
 
     def __init__(

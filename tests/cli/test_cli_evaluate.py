@@ -1,0 +1,70 @@
+"""`aeonflow eval` as a command: one JSON object or a table, and options it shares with `run`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from host.cli.evaluate import evaluate
+from host.cli.kv_parameters import kv_parameters
+from host.cli.options import KV_PANEL
+
+from .conftest import Ended
+
+Run = Callable[..., Ended]
+
+TEXT = "Where there is a will, there is a way; {} times over, and {} times again.\n"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(TEXT.format(i, i * i) for i in range(40)), "utf-8")
+    return path
+
+
+def test_json_is_one_object_with_every_figure(aeonflow: Run, text: Path) -> None:
+    options = ("--model", "tiny", "--context", "128", "--tokens", "400", "--kv", "q4", "--kv-exact-recent", "8")
+    ended = aeonflow("eval", str(text), *options, "--against", "f16", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["option"]["kv"] == {"kv": "q4", "exact_recent": 8}
+    assert found["exact"]["kv"] == {"kv": "f16"}
+    assert found["files"] == [str(text)]
+    assert (found["context"], found["tokens"], found["num_windows"]) == (128, [400], 3)
+    for name in ("kl", "top1", "delta_ppl_percent", "recall"):
+        assert found[name].keys() == {"value", "se"}
+    assert found["kl"]["value"] > 0
+    assert found["exactness"].keys() == {"cut", "model"}
+    assert "Traceback" not in ended.err
+
+
+def test_without_json_there_is_a_row_for_each_cache(aeonflow: Run, text: Path) -> None:
+    ended = aeonflow("eval", str(text), "--model", "tiny", "--context", "128", "--tokens", "130", "--kv", "q8")
+    assert ended.code == 0, ended.err
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["kv", "f32", "q8"]
+    assert "of the bytes" in ended.err
+
+
+def test_it_takes_every_kv_option_of_run() -> None:
+    own = inspect.signature(evaluate).parameters
+    names = [parameter.name for parameter in kv_parameters()]
+    assert {"kv", "kv_exact_recent"} <= set(names)
+    assert all(name in own for name in names)
+    assert KV_PANEL == "KV cache"
+    assert "kv_options" not in own
+
+
+def test_what_cannot_be_measured_ends_with_one_line(cli: Run, tmp_path: Path, text: Path) -> None:
+    missing = cli("eval", str(tmp_path / "none.txt"))
+    assert (missing.code, "none.txt cannot be read as text" in missing.error) == (2, True)
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read as text" in cli("eval", str(binary)).error
+    short = cli("eval", str(text), "--model", "tiny", "--context", "3000", "--tokens", "200", "--kernels", "reference")
+    assert "too few for a context of 3000" in short.err
+    assert short.code == 2

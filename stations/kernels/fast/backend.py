@@ -269,7 +269,8 @@ class FastBackend(FastKernels):
     """The fast kernels of a model's roles. Compiles what the cache lacks first (seconds), else ready in milliseconds.
 
     `threads`: the calling thread and helpers, which join `block` and `head` calls for as long as that pays.
-    `environment` says where the cache lies and which CPU to compile for. Raises KernelError where neither compiled code nor numba is there.
+    `environment` says where the cache lies and which CPU to compile for. Raises KernelError where neither compiled
+    code nor numba is there.
     """
 
     def __init__(

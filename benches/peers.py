@@ -49,6 +49,7 @@ def side_by_side(options: argparse.Namespace, threads: int) -> dict[str, Any]:
     script = Path(__file__).with_name("llama_cpp_child.py")
     with Child(own_command(), own, cores) as ours, Child([options.peer_python, str(script)], peer, cores) as theirs:
         prompt = prompt_ids(ours.about["vocab_size"], options.prompt_tokens)
+        print(f"{threads} threads: {options.runs + 1} pairs of answers", file=sys.stderr)
         found = compare(ours, theirs, prompt, options.new_tokens, options.runs)
         return {
             "threads": threads,

@@ -70,7 +70,7 @@ def _in_pass_order(route: Route) -> Iterator[tuple[Carrier, int]]:
     """Every role of every layer as a pass meets them."""
     yield from ((c, 0) for c in route.carriers if c.role == "embed")
     for layer in range(route.num_layers):
-        for role in ("block", "attn", "gate_up", "down"):
+        for role in ("block", "attn", "gate_up", "ffn", "down"):
             for c in route.carriers:
                 if c.role == role and c.lo <= layer <= c.hi and (role != "block" or c.lo == layer):
                     yield c, layer

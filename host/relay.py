@@ -17,7 +17,7 @@ from aeonflow.assembly import Message
 from aeonflow.errors import AeonflowError, BadTensorError
 from aeonflow.frames import HEADER_BYTES
 from aeonflow.messages import Carrier, Route
-from aeonflow.route import holder, input_holders
+from aeonflow.route import ffn_slices, holder, input_holders
 from aeonflow.tensors import DType, Port, Tensor, options_byte, pack_tensors, unpack_tensors
 
 from .chain import join_parts
@@ -66,8 +66,14 @@ def relay_steps(route: Route, ids: bytes) -> Steps:
             x = output.take(Port.X, call)
             layer = entry.hi + 1
             continue
-        h = output.take(Port.H, call)
-        call = Call(holder(route, "gate_up", layer), layer, (output.take(Port.N, call),))
+        h, n = output.take(Port.H, call), output.take(Port.N, call)
+        if slices := ffn_slices(route, layer):
+            calls = [Call(c, layer, (n,)) for c in slices]
+            outputs = yield calls
+            x = _add_slices(h, [output.take(Port.F, call) for output, call in zip(outputs, calls, strict=True)])
+            layer += 1
+            continue
+        call = Call(holder(route, "gate_up", layer), layer, (n,))
         (output,) = yield [call]
         call = Call(holder(route, "down", layer), layer, (h, output.take(Port.U, call)))
         (output,) = yield [call]
@@ -163,6 +169,15 @@ class _Flight:
 
 def _parts(route: Route, role: str) -> list[Carrier]:
     return sorted((c for c in route.carriers if c.role == role), key=lambda c: c.part)
+
+
+def _add_slices(h: tuple[Port, Data, int], slices: list[tuple[Port, Data, int]]) -> tuple[Port, Data, int]:
+    """x = h + the fixed tree over the slices' sums, as the holder of the next layer's input adds them on a chain."""
+    sums = [np.frombuffer(data, "<f4") for _, data, _ in slices]
+    while len(sums) > 1:
+        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    total = np.add(np.frombuffer(h[1], "<f4"), sums[0], dtype=np.float32)
+    return Port.X, total.data.cast("B"), h[2]
 
 
 def _sum(parts: list[tuple[Port, Data, int]]) -> tuple[Port, Data, int]:

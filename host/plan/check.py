@@ -11,9 +11,10 @@ from collections import defaultdict
 from aeonflow.errors import PlanError
 
 from .plan import Plan, StationSpec
-from .roles import GRAMMAR, SHARDED_ROLES, SUPPORTED, require_runnable
+from .roles import GRAMMAR, SHARDED_ROLES, SUPPORTED, Role, require_runnable
 
 TRISPLIT_ROLES = ("attn", "gate_up", "down")
+BLOCK_COLS = 32  # weights are cut between blocks of so many columns
 MAX_STATIONS = 4096  # a route is one control message; larger fleets would not fit beside the limits of a hello
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MAX_NAMED = 4  # items listed in one error before "and N more"
@@ -58,11 +59,11 @@ def _check_station(station: StationSpec, num_layers: int) -> None:
 
 
 def _check_layers(plan: Plan) -> None:
-    """Each layer is a block's, or has attn, gate_up and down; each of those once."""
+    """Each layer is a block's, or has attn and, for its ffn, gate_up and down or all slices; each of those once."""
     owners: dict[str, list[list[str]]] = defaultdict(lambda: [[] for _ in range(plan.num_layers)])
     for station in plan.stations:
         for role in station.roles:
-            if role.name in SHARDED_ROLES:
+            if role.name in SHARDED_ROLES or role.name == "ffn":
                 continue
             for layer in range(role.lo, role.hi + 1):
                 owners[role.name][layer].append(station.name)
@@ -75,16 +76,22 @@ def _check_layers(plan: Plan) -> None:
                 f"layer {layer} by {_listed(names)}; every role of every layer has exactly one station"
             )
     missing: dict[str, list[int]] = defaultdict(list)
+    slices = _ffn_slices(plan)
     for layer in range(plan.num_layers):
-        block = owners["block"][layer]
+        block, cut = owners["block"][layer], slices[layer]
         split = {name: owners[name][layer] for name in TRISPLIT_ROLES}
+        if cut:
+            _check_sliced(layer, cut, {"block": block, "gate_up": split.pop("gate_up"), "down": split.pop("down")})
+            parts = next(iter(cut)).parts
+            for absent in sorted(set(range(parts)) - {role.part for role in cut}):
+                missing[f"ffn slice {absent}/{parts}"].append(layer)
         if block and any(split.values()):
             name = next(name for name, names in split.items() if names)
             raise PlanError(
                 f"layer {layer} is carried whole by {block[0]} (block) and in part by {split[name][0]} ({name}): "
                 "a layer is either a block's or split over attn, gate_up and down"
             )
-        if not block and not any(split.values()):
+        if not block and not cut and not any(split.values()):
             missing["block (or attn, gate_up and down)"].append(layer)
         elif not block:
             for name, names in split.items():
@@ -93,6 +100,49 @@ def _check_layers(plan: Plan) -> None:
     if missing:
         found = "; ".join(f"{name} of layer{_listed(layers)}" for name, layers in missing.items())
         raise PlanError(f"plan {plan.name!r} is incomplete, no station carries {found}; {SUPPORTED}")
+
+
+def _ffn_slices(plan: Plan) -> list[dict[Role, list[str]]]:
+    """For each layer the slices of its ffn (roles without their layers) and who carries them."""
+    slices: list[dict[Role, list[str]]] = [{} for _ in range(plan.num_layers)]
+    for station in plan.stations:
+        for role in station.roles:
+            if role.name == "ffn":
+                for layer in range(role.lo, role.hi + 1):
+                    slices[layer].setdefault(Role("ffn", part=role.part, parts=role.parts), []).append(station.name)
+    return slices
+
+
+def _check_sliced(layer: int, cut: dict[Role, list[str]], others: dict[str, list[str]]) -> None:
+    """A layer whose ffn is cut into slices: one number of slices, each once, and nobody else computes its ffn."""
+    owner = next(iter(cut.values()))[0]
+    for name, names in others.items():
+        if names:
+            raise PlanError(
+                f"layer {layer} has ffn slices ({owner}) and {name} ({names[0]}): the ffn of a layer is cut into "
+                "slices, or split over gate_up and down, or part of a block"
+            )
+    counts = {role.parts: names[0] for role, names in cut.items()}
+    if len(counts) > 1:
+        said = ", ".join(f"{name} says {parts}" for parts, name in sorted(counts.items()))
+        raise PlanError(f"the ffn slices of layer {layer} disagree on their number: {said}")
+    for role, names in cut.items():
+        if len(names) > 1:
+            raise PlanError(
+                f"ffn slice {role.part}/{role.parts} of layer {layer} is carried twice: by {_listed(names)}"
+            )
+
+
+def check_slices(plan: Plan, ffn_size: int) -> None:
+    """PlanError when the ffn is too narrow for the slices of the plan: each holds a whole block of columns at least."""
+    blocks = -(-ffn_size // BLOCK_COLS)
+    for station in plan.stations:
+        for role in station.roles:
+            if role.name == "ffn" and role.parts > blocks:
+                raise PlanError(
+                    f"station {station.name}: {role} cuts the ffn into {role.parts} slices, its {ffn_size} columns "
+                    f"are {blocks} blocks of {BLOCK_COLS}: at most {blocks} slices"
+                )
 
 
 def _check_shards(plan: Plan, name: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from aeonflow.errors import PlanError
 
-from .check import check
+from .check import check, check_slices
 from .path import Call, Link, TokenPath, calls_of, chain_path, relay_path
 from .plan import Plan, StationSpec, to_carriers
 from .presets import expand_preset
@@ -85,6 +85,7 @@ def plan_cost(
     positions = geometry.context_length if context is None else context
     if not 1 <= positions <= geometry.context_length:
         raise PlanError(f"context {positions}: the model holds 1 to {geometry.context_length} positions")
+    check_slices(plan, geometry.ffn_size)
     stations = tuple(_station_cost(plan, i, geometry, weights, positions, machine) for i in range(len(plan.stations)))
     path = _token_path(plan, geometry, weights, route, machine)
     compute_s = sum(station.compute_s for station in stations)
@@ -115,7 +116,7 @@ def call_seconds(call: Call, weights: WeightSizes, machine: Machine) -> float:
     elif carrier.role == "block":
         read = sum(weights.of_layer_role("block", layer) for layer in range(carrier.lo, carrier.hi + 1))
     else:
-        read = weights.of_layer_role(carrier.role, call.layer)
+        read = weights.of_layer_role(carrier.role, call.layer) / carrier.parts
     return machine.call_s + read * machine.weights_byte_s
 
 
@@ -125,12 +126,15 @@ def _token_path(plan: Plan, geometry: Geometry, weights: WeightSizes, route: str
         raise PlanError(f"route {route!r} is unknown; routes are chain and relay")
     walk = chain_path if route == "chain" else relay_path
 
-    shards = Counter((c.role, c.station) for c in to_carriers(plan) if c.parts > 1)
+    beside = Counter(
+        (c.role, c.station, layer) for c in to_carriers(plan) if c.parts > 1 for layer in range(c.lo, c.hi + 1)
+    )
 
     def compute(call: Call) -> float:
-        """Shards of an end work side by side, as far as they have stations and cores of their own."""
+        """Shards and slices work side by side, as far as they have stations and cores of their own."""
         carrier = call.carrier
-        crowding = max(1.0, shards[(carrier.role, carrier.station)], carrier.parts / (machine.cores or math.inf))
+        together = beside[(carrier.role, carrier.station, call.layer)]
+        crowding = max(1.0, together, carrier.parts / (machine.cores or math.inf))
         return call_seconds(call, weights, machine) * crowding
 
     return walk(plan, geometry, compute, link)
@@ -167,7 +171,8 @@ def _weight_bytes(station: StationSpec, weights: WeightSizes) -> int:
             shared = weights.shared_ends if (role.part, role.parts) in embeds else 0
             total += (weights.head - shared) // role.parts
         else:
-            total += sum(weights.of_layer_role(role.name, layer) for layer in range(role.lo, role.hi + 1))
+            whole = sum(weights.of_layer_role(role.name, layer) for layer in range(role.lo, role.hi + 1))
+            total += whole // role.parts
     return total
 
 

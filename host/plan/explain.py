@@ -32,6 +32,7 @@ class Effect(msgspec.Struct, frozen=True):
 _MIXED = "stations whose numerics ids differ compute other last bits: logits agree to about 1e-5 of the row's maximum"
 
 TABLE: tuple[Effect, ...] = (
+    Effect("plan", "ffslice", "exact", "exact", "a slice of the ffn width is a whole branch of down's fixed sum"),
     Effect("plan", ANY, "exact", "exact", "cuts fall between whole sums, so every plan computes the same bits"),
     Effect("route", "chain", "exact", "exact", "stations forward to each other"),
     Effect("route", "relay", "exact", "exact", "every hop goes through the host: the same calls, slower"),

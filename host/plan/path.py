@@ -51,10 +51,10 @@ def calls_of(plan: Plan) -> list[Call]:
     """Every call one token makes, in execution order: embed parts, layers, head parts."""
     carriers = to_carriers(plan)
     ends = {role: [Call(c, 0) for c in carriers if c.role == role] for role in ("embed", "head")}
-    order = {"attn": 0, "gate_up": 1, "down": 2}
+    order = {"attn": 0, "gate_up": 1, "ffn": 1, "down": 2}
     layers = [Call(c, layer) for c in carriers if c.role in order for layer in range(c.lo, c.hi + 1)]
     layers += [Call(c, c.hi) for c in carriers if c.role == "block"]
-    layers.sort(key=lambda call: (call.layer, order.get(call.carrier.role, 3)))
+    layers.sort(key=lambda call: (call.layer, order.get(call.carrier.role, 3), call.carrier.part))
     return [*ends["embed"], *layers, *ends["head"]]
 
 
@@ -86,7 +86,7 @@ def chain_path(plan: Plan, geometry: Geometry, compute: ComputeSeconds, link: Li
             arrive(("host", 0, 0), carrier.station, HOST, _frame(_logits_bytes(geometry, carrier)), at, hops)
             finish = arrival[("host", 0, 0)]
             continue
-        sent: set[tuple[Port, int]] = set()  # two head parts on one station take x from one message
+        sent: set[tuple[Port, int]] = set()  # several parts on one station take their input from one message
         for key, port, station in _edges(route, call):
             size = 0 if (port, station) in sent else _frame(_port_bytes(geometry, port))
             sent.add((port, station))
@@ -95,18 +95,19 @@ def chain_path(plan: Plan, geometry: Geometry, compute: ComputeSeconds, link: Li
 
 
 def relay_path(plan: Plan, geometry: Geometry, compute: ComputeSeconds, link: Link) -> TokenPath:
-    """A token relayed by the host: a request and a reply for every call; shards of an end work side by side."""
+    """A token relayed by the host: a request and a reply for every call; shards and slices work side by side."""
     if plan.embedded:
         return TokenPath(0, 0, sum(compute(call) for call in calls_of(plan)))
     hops, total_bytes, seconds = 0, 0, 0.0
-    slowest: dict[str, float] = {}
+    slowest: dict[tuple[str, int], float] = {}
     for call in calls_of(plan):
         request, reply = _relay_bytes(geometry, call.carrier)
         total_bytes += request + reply
         took = compute(call) + 2 * link.hop_s + (request + reply) * link.byte_s
-        if call.carrier.role in ("embed", "head"):
-            hops += 2 if call.carrier.role not in slowest else 0
-            slowest[call.carrier.role] = max(slowest.get(call.carrier.role, 0.0), took)
+        if call.carrier.role in ("embed", "head", "ffn"):
+            together = (call.carrier.role, call.layer)
+            hops += 2 if together not in slowest else 0
+            slowest[together] = max(slowest.get(together, 0.0), took)
         else:
             hops += 2
             seconds += took
@@ -120,10 +121,11 @@ def _key(carrier: Carrier, layer: int) -> tuple[str, int, int]:
 def _edges(route: Route, call: Call) -> list[tuple[tuple[str, int, int], Port, int]]:
     """(key of the call that takes it, port, station) of every output of a call."""
     edges = []
-    heads = iter(sorted((c for c in route.carriers if c.role == "head"), key=lambda c: c.part))
+    parts: dict[str, int] = {}  # successors come in the order of the parts
     for hop in successors(route, call.carrier.role, call.layer):
         role = STREAM_ROLES[hop.stream]
-        part = next(heads).part if role == "head" else 0
+        part = parts.get(role, 0)
+        parts[role] = part + 1
         edges.append(((role, hop.layer, part), hop.port, hop.station))
     return edges
 
@@ -152,5 +154,6 @@ def _relay_bytes(geometry: Geometry, carrier: Carrier) -> tuple[int, int]:
         "attn": (_frame(hidden), _frame(hidden, hidden)),
         "gate_up": (_frame(hidden), _frame(ffn)),
         "down": (_frame(hidden, ffn), _frame(hidden)),
+        "ffn": (_frame(hidden), _frame(hidden)),
         "block": (_frame(hidden), _frame(hidden)),
     }[carrier.role]

@@ -1,4 +1,4 @@
-"""Named plans: `solo`, `layers:N`, `trisplit`, `trisplit:per-layer`, with suffixes such as `+shards=8`.
+"""Named plans: `solo`, `layers:N`, `trisplit`, `trisplit:per-layer`, `ffslice:K`, with suffixes such as `+shards=8`.
 
 A preset is resolved against the model's depth; the result is an ordinary plan, checked like any other.
 """
@@ -14,7 +14,7 @@ from aeonflow.errors import PlanError, UnsupportedError
 from .plan import Plan, StationSpec
 from .roles import FFN_SLICES, MAX_SHARDS, Role
 
-PRESETS = "solo, layers:N, trisplit, trisplit:per-layer"
+PRESETS = "solo, layers:N, trisplit, trisplit:per-layer, ffslice:K"
 SUFFIXES = "+shards=N, +embed-shards=N, +head-shards=N"
 _LATER_SUFFIXES = ("spares", "wardens")
 
@@ -45,8 +45,7 @@ def expand_preset(text: str, num_layers: int) -> Plan:
     if base == "trisplit:per-layer":
         return Plan(text, num_layers, (*_per_layer(num_layers), *_ends(suffixes)))
     if kind == "ffslice" and argument:
-        slices = _count(text, argument, "ffn slices", max(FFN_SLICES))
-        raise UnsupportedError(f"plan {text!r}: {slices} ffn slices are not supported yet; supported are {PRESETS}")
+        return Plan(text, num_layers, (*_ffslice(text, num_layers, argument), *_ends(suffixes)))
     raise PlanError(f"plan {text!r} is neither a preset ({PRESETS}; suffixes {SUFFIXES}) nor a .toml file")
 
 
@@ -92,6 +91,16 @@ def _per_layer(num_layers: int) -> tuple[StationSpec, ...]:
         for layer in range(num_layers)
         for name in ("attn", "gate_up", "down")
     )
+
+
+def _ffslice(text: str, num_layers: int, argument: str) -> tuple[StationSpec, ...]:
+    """attn, and K stations that each hold a slice of every layer's ffn."""
+    allowed = {str(slices): slices for slices in FFN_SLICES}
+    if argument not in allowed:
+        raise PlanError(f"plan {text!r}: {argument!r} ffn slices; {', '.join(allowed)} are possible")
+    last, slices = num_layers - 1, allowed[argument]
+    stations = [StationSpec(f"ffn-{part}", (Role("ffn", 0, last, part, slices),)) for part in range(slices)]
+    return (StationSpec("attn", (Role("attn", 0, last),)), *stations)
 
 
 def _ends(suffixes: Suffixes, with_embed: bool = True, with_head: bool = True) -> tuple[StationSpec, ...]:

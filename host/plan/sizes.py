@@ -55,9 +55,10 @@ class WeightSizes(msgspec.Struct, frozen=True):
     shared_ends: int = 0
 
     def of_layer_role(self, role: str, layer: int) -> int:
-        """Bytes of attn, gate_up or down at `layer`, or of all three for block."""
-        if role == "block":
-            return self.attn[layer] + self.gate_up[layer] + self.down[layer]
+        """Bytes of attn, gate_up or down at `layer`; of all three for block, of the last two for a whole ffn."""
+        if role in ("block", "ffn"):
+            ffn = self.gate_up[layer] + self.down[layer]
+            return ffn + self.attn[layer] if role == "block" else ffn
         parts: dict[str, tuple[int, ...]] = {"attn": self.attn, "gate_up": self.gate_up, "down": self.down}
         return parts[role][layer]
 

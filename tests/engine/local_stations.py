@@ -17,6 +17,7 @@ from aeonflow.messages import PROTOCOL_VERSION
 from host.plan import Plan, StationSpec, make_plan
 from stations.core.limits import limits_for
 from stations.core.station import Station
+from stations.kernels import Backend, make_backend
 from stations.kernels.reference.backend import ReferenceBackend
 from stations.models.documents import Bundle, encode_bundle
 from stations.models.folder import ModelFolder
@@ -37,8 +38,9 @@ def tiny_model(folder: Path) -> ModelFolder:
 class LocalStation:
     """One station: its shell, its server, and what a test may ask of it."""
 
-    def __init__(self, spec: StationSpec, model: ModelFolder, port: int = 0) -> None:
+    def __init__(self, spec: StationSpec, model: ModelFolder, port: int = 0, kernels: str = "reference") -> None:
         self.spec = spec
+        self.kernels = kernels
         self.port = port
         self._model = model
         self._server: Server | None = None
@@ -61,7 +63,10 @@ class LocalStation:
         model, spec = self._model, self.spec
         card = model.card
         spans = parse_roles(spec.roles_text, card.num_layers)
-        backend = ReferenceBackend(model, spans, row_by_row=True)
+        if self.kernels == "reference":
+            backend: Backend = ReferenceBackend(model, spans, row_by_row=True)
+        else:
+            backend = make_backend(self.kernels, model, spans)
         limits = limits_for(card, KV_BUDGET_BYTES)
         core = Station(spec.name, card, spans, backend, limits, now=time.monotonic(), pid=0)
         hello = Hello(
@@ -109,9 +114,9 @@ class LocalStation:
 class LocalFleet:
     """The stations of a plan."""
 
-    def __init__(self, plan: Plan, model: ModelFolder) -> None:
+    def __init__(self, plan: Plan, model: ModelFolder, kernels: str = "reference") -> None:
         self.plan = plan
-        self.stations = [LocalStation(spec, model) for spec in plan.stations]
+        self.stations = [LocalStation(spec, model, kernels=kernels) for spec in plan.stations]
 
     @property
     def urls(self) -> list[str]:
@@ -132,9 +137,9 @@ class LocalFleet:
 
 
 @asynccontextmanager
-async def local_fleet(plan: str, model: ModelFolder) -> AsyncIterator[LocalFleet]:
+async def local_fleet(plan: str, model: ModelFolder, kernels: str = "reference") -> AsyncIterator[LocalFleet]:
     """A fleet for a plan's text, stopped at the end."""
-    fleet = LocalFleet(make_plan(plan, model.card.num_layers), model)
+    fleet = LocalFleet(make_plan(plan, model.card.num_layers), model, kernels)
     try:
         for station in fleet.stations:
             await station.start()

@@ -203,6 +203,19 @@ def test_the_first_station_that_has_not_passed_a_position_on_is_found() -> None:
     assert found(silent) == "attn"
 
 
+def test_a_slice_of_the_ffn_that_has_not_passed_a_position_on_is_found() -> None:
+    route = route_of("ffslice:2", 2)
+    replies = {
+        index: Whereabouts(1, 1, True, 0, tuple((role, layer, 42) for role in roles for layer in (0, 1)))
+        for index, roles in enumerate((("attn",), ("ffn",), ("ffn",), ("embed", "head")))
+    }
+    assert first_behind(route, 42, replies) is None
+    replies[2] = Whereabouts(1, 1, True, 0, (("ffn", 0, 42), ("ffn", 1, 41)))
+    behind = first_behind(route, 42, replies)
+    assert behind is not None
+    assert (behind.role, behind.part) == ("ffn", 1)
+
+
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
 def test_the_common_prefix_is_common_and_the_longest(a: list[int], b: list[int]) -> None:
     count = common_prefix(a, b)

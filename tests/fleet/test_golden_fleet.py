@@ -14,7 +14,8 @@ from host import Engine
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2.json").read_text())
 PROMPTS = GOLDEN["prompts"]
 NUM_TOKENS = 64
-PLANS = [("solo", "chain"), ("layers:2", "chain"), ("layers:2", "relay"), ("trisplit", "chain"), ("trisplit", "relay")]
+PLANS = [("solo", "chain"), ("layers:2", "chain"), ("layers:2", "relay"), ("trisplit", "chain"), ("trisplit", "relay"),
+         ("ffslice:2", "chain")]  # fmt: skip
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -57,6 +58,9 @@ CUTS: list[dict[str, Any]] = [
     {"plan": "trisplit", "route": "relay"},
     {"plan": "trisplit", "transport": "websockets"},
     {"plan": "trisplit", "coalesce": False},
+    {"plan": "ffslice:2"},
+    {"plan": "ffslice:4", "route": "relay"},
+    {"plan": "ffslice:8+shards=2"},
     {"plan": "trisplit+shards=2"},
     {"plan": "trisplit+shards=8"},
     {"plan": "layers:3+head-shards=2+embed-shards=8", "route": "relay"},

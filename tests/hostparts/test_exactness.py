@@ -29,6 +29,8 @@ def test_stations_with_different_numerics_bound_the_cut_and_the_reason_names_the
 def test_options_are_read_as_written_on_the_command_line() -> None:
     assert effect_of("--prefill-chunk", 64).option == "prefill_chunk"
     assert effect_of("coalesce", True).value == "on"
+    assert "down's fixed sum" in effect_of("plan", "ffslice:4").note
+    assert effect_of("plan", "layers:4").value == "*"
     assert [e.option for e in explain({"kernels": "fast", "seed": None, "threads": 2})] == ["kernels", "threads"]
 
 

@@ -38,6 +38,10 @@ FRAME = 10 + 48
         ("trisplit", "relay", 184),
         ("trisplit+shards=8", "chain", 93),
         ("trisplit+shards=8", "relay", 184),
+        ("ffslice:2", "chain", 63),
+        ("ffslice:8", "chain", 63),
+        ("ffslice:2+shards=8", "chain", 63),
+        ("ffslice:4", "relay", 124),
         ("trisplit:per-layer", "chain", 93),
         ("trisplit:per-layer", "relay", 184),
     ],
@@ -53,6 +57,9 @@ def test_bytes_of_a_token_are_those_of_the_frames_that_cross_processes() -> None
     trisplit = plan_cost(make_plan("trisplit", 30), SMOLLM2, WEIGHTS)
     layer = 2 * (FRAME + hidden) + (FRAME + ffn) + (FRAME + hidden)
     assert trisplit.bytes_per_token == (FRAME + 4) + (FRAME + hidden) + 30 * layer + (FRAME + logits)
+    sliced = plan_cost(make_plan("ffslice:4", 30), SMOLLM2, WEIGHTS)
+    hops_inside = 29 * 8 + 9  # n and f of every slice; h stays with attn, after the last layer it goes to the head
+    assert sliced.bytes_per_token == (FRAME + 4) + (1 + hops_inside) * (FRAME + hidden) + (FRAME + logits)
     relay = plan_cost(make_plan("trisplit", 30), SMOLLM2, WEIGHTS, route="relay")
     relayed = (2 * FRAME + 3 * hidden + 48) + (2 * FRAME + hidden + ffn) + (2 * FRAME + 48 + 2 * hidden + ffn)
     ends = (2 * FRAME + 4 + hidden) + (2 * FRAME + hidden + logits)
@@ -74,6 +81,12 @@ def test_time_of_a_token_follows_the_formulas() -> None:
     }
     assert compute["trisplit"].token_s == pytest.approx((3 * n + 3) * latency + compute["trisplit"].compute_s)
     assert compute["layers:5"].token_s == pytest.approx((5 + 1) * latency + compute["layers:5"].compute_s)
+    for slices in (2, 8):
+        found = plan_cost(make_plan(f"ffslice:{slices}", n), SMOLLM2, WEIGHTS, machine=machine)
+        ffn_s = n * machine.call_s + sum(WEIGHTS.gate_up + WEIGHTS.down) * machine.weights_byte_s / slices
+        others_s = (n + 2) * machine.call_s + (sum(WEIGHTS.attn) + WEIGHTS.head) * machine.weights_byte_s
+        assert found.token_s == pytest.approx((2 * n + 3) * latency + ffn_s + others_s)
+        assert {s.weight_bytes for s in found.stations[1:-1]} == {sum(WEIGHTS.gate_up + WEIGHTS.down) // slices}
     relay = plan_cost(make_plan("trisplit", n), SMOLLM2, WEIGHTS, route="relay", machine=machine)
     assert relay.token_s == pytest.approx((6 * n + 4) * latency + relay.compute_s)
 
@@ -91,6 +104,22 @@ def test_memory_of_a_station_is_weights_kv_and_process() -> None:
     assert by_name["down"].kv_bytes == 0
     assert by_name["down"].weight_bytes == sum(WEIGHTS.down)
     assert by_name["attn"].total_bytes == by_name["attn"].weight_bytes + by_name["attn"].kv_bytes + 7
+
+
+def test_an_ffn_too_narrow_for_its_slices_is_refused_with_the_numbers() -> None:
+    narrow = msgspec.structs.replace(SMOLLM2, ffn_size=100)
+    assert plan_cost(make_plan("ffslice:4", 30), narrow, WEIGHTS).hops_per_token == 63
+    with pytest.raises(PlanError, match=r"ffn-0: ffn:0-29:0/8 .* 100 columns are 4 blocks of 32: at most 4 slices"):
+        plan_cost(make_plan("ffslice:8", 30), narrow, WEIGHTS)
+
+
+def test_slices_on_one_station_take_turns() -> None:
+    two = StationSpec("ffn", parse_roles("ffn:0-29:0/2,ffn:0-29:1/2"))
+    others = StationSpec("others", parse_roles("embed,attn:0-29,head"))
+    apart = plan_cost(make_plan("ffslice:2", 30), SMOLLM2, WEIGHTS, machine=Machine(hop_s=0.0))
+    together = plan_cost(check(Plan("two", 30, (others, two))), SMOLLM2, WEIGHTS, machine=Machine(hop_s=0.0))
+    ffn_s = apart.stations[1].compute_s
+    assert together.token_s == pytest.approx(apart.token_s + ffn_s)
 
 
 def test_a_context_beyond_the_model_is_refused() -> None:

@@ -67,6 +67,16 @@ def test_trisplit_per_layer_has_three_processes_a_layer_and_the_ends() -> None:
     assert roles_by_station(plan)["gate_up-07"] == "gate_up:7-7"
 
 
+def test_ffslice_is_attention_the_slices_and_the_ends() -> None:
+    assert roles_by_station(make_plan("ffslice:2", 30)) == {
+        "attn": "attn:0-29",
+        "ffn-0": "ffn:0-29:0/2",
+        "ffn-1": "ffn:0-29:1/2",
+        "ends": "embed,head",
+    }
+    assert len(make_plan("ffslice:8+shards=2", 4).stations) == 1 + 8 + 2
+
+
 def test_shards_cut_both_ends_and_each_end_can_be_cut_alone() -> None:
     both = roles_by_station(make_plan("trisplit+shards=2", 4))
     assert (both["ends-0"], both["ends-1"]) == ("embed:0/2,head:0/2", "embed:1/2,head:1/2")
@@ -92,6 +102,9 @@ def test_sharded_ends_of_a_layers_plan_are_stations_of_their_own() -> None:
         ("layers:0", "from 1 to 30"),
         ("layers:31", "from 1 to 30"),
         ("layers:٣", "from 1 to 30"),
+        ("ffslice:3", "'3' ffn slices; 2, 4, 8 are possible"),
+        ("ffslice:16", "2, 4, 8 are possible"),
+        ("ffslice", "neither a preset"),
         ("trisplit+shards", "from 1 to 32"),
         ("trisplit+shards=33", "from 1 to 32"),
         ("trisplit+mirrors=2", r"\+mirrors=2 is unknown"),
@@ -105,13 +118,13 @@ def test_a_preset_that_does_not_exist_is_refused_with_what_is_allowed(text: str,
         make_plan(text, 30)
 
 
-@pytest.mark.parametrize("text", ["ffslice:2", "trisplit+spares=1", "trisplit+wardens", "layers:2+spares"])
+@pytest.mark.parametrize("text", ["trisplit+spares=1", "trisplit+wardens", "layers:2+spares"])
 def test_a_preset_that_is_not_built_yet_is_refused_by_name(text: str) -> None:
     with pytest.raises(UnsupportedError, match=r"not supported yet; supported are solo"):
         make_plan(text, 30)
 
 
-@pytest.mark.parametrize("role", ["warden", "spare", "ffn:0-3:1/4"])
+@pytest.mark.parametrize("role", ["warden", "spare"])
 def test_a_role_that_is_not_built_yet_parses_and_is_refused_by_name(role: str) -> None:
     assert str(parse_role(role)) == role
     with pytest.raises(UnsupportedError, match=f"station b: role {role} is not supported yet; this version runs embed"):
@@ -156,6 +169,30 @@ def test_a_role_that_is_not_understood_is_refused_with_its_text(text: str) -> No
         ({"a": "embed,block:0-2,head"}, r"no station carries block \(or attn, gate_up and down\) of layer 3"),
         ({"a": "embed,block:0-3,head", "b": "block:2-3"}, "block of layers 2-3 .* more than once: layer 2 by a, b"),
         ({"a": "embed,block:0-3,head", "b": "gate_up:1-1"}, r"layer 1 is .* whole by a \(block\) and in part by b"),
+        (
+            {"a": "embed,block:0-3,head", "b": "ffn:2-3:0/2"},
+            r"layer 2 has ffn slices \(b\) and block \(a\)",
+        ),
+        (
+            {"a": "embed,head,attn:0-3,gate_up:0-3,down:0-3", "b": "ffn:3-3:0/2", "c": "ffn:3-3:1/2"},
+            r"layer 3 has ffn slices \(b\) and gate_up \(a\)",
+        ),
+        (
+            {"a": "embed,head,attn:0-3", "b": "ffn:0-3:0/2", "c": "ffn:0-1:1/2"},
+            "no station carries ffn slice 1/2 of layers 2-3",
+        ),
+        (
+            {"a": "embed,head", "b": "ffn:0-3:0/2", "c": "ffn:0-3:1/2"},
+            "no station carries attn of layers 0-3",
+        ),
+        (
+            {"a": "embed,head,attn:0-3", "b": "ffn:0-3:0/2", "c": "ffn:0-3:1/4"},
+            "slices of layer 0 disagree on their number: b says 2, c says 4",
+        ),
+        (
+            {"a": "embed,head,attn:0-3", "b": "ffn:0-3:0/2", "c": "ffn:2-3:0/2"},
+            "ffn slice 0/2 of layer 2 is carried twice: by b, c",
+        ),
         ({"a": "embed,head,attn:0-3,down:0-3"}, "no station carries gate_up of layers 0-3"),
         ({"a": "embed,head,attn:0-3,gate_up:0-3,down:0-1,down:3-3"}, "no station carries down of layer 2"),
         ({"a": "embed,block:0-4,head"}, "block:0-4 is outside the model, whose layers are 0 to 3"),

@@ -19,19 +19,101 @@ DEFAULT_MODE = "f32"
 DEFAULT_EXACT_RECENT = {"q4": 64}  # rows; of other modes none
 EXACT_SINKS = 4  # first rows that stay exact where recent ones do
 MAX_EXACT_RECENT = 4096
+EVICTIONS = ("recent", "born")
+DEFAULT_EVICTION, DEFAULT_SINK = "born", 4
+MIN_MAX_ROWS, MIN_WINDOW = 128, 16
+MAX_STREAM_POSITIONS = 1 << 20  # of a session whose rows leave: rotation angles are exact that far
+MASS_ROWS = 64  # rows whose attention mass is held apart until they are settled, at most
 _GROUP = 32  # rows or channels that share scales
 _OPEN_ROWS = 3 * _GROUP  # rows that wait, exact, until their group is coded
+
+
+class Barrier(NamedTuple):
+    """Positions first, first + period, first + 2 · period, … (period 0: only the first) at which caches change form."""
+
+    first: int
+    period: int = 0
+
+    def after(self, position: int) -> int | None:
+        """The first one beyond `position`, or None."""
+        if position < self.first:
+            return self.first
+        if not self.period:
+            return None
+        return self.first + ((position - self.first) // self.period + 1) * self.period
+
+    def upto(self, position: int) -> int | None:
+        """The last one that is not beyond `position`, or None."""
+        if position < self.first:
+            return None
+        return self.first + (position - self.first) // self.period * self.period if self.period else self.first
+
+
+def next_barrier(barriers: Iterable[Barrier], position: int) -> int | None:
+    """The first barrier of any beyond `position`: a pass that starts at `position` must end there or before."""
+    return min((at for barrier in barriers if (at := barrier.after(position)) is not None), default=None)
+
+
+def is_barrier(barriers: Iterable[Barrier], position: int) -> bool:
+    """Whether caches change form before the row at `position` is stored."""
+    return any(barrier.upto(position) == position for barrier in barriers)
+
+
+def last_barrier(barriers: Iterable[Barrier], length: int) -> int:
+    """The last barrier that `length` stored rows have passed: nothing below it can be restored by cutting. Else 0."""
+    return max((at for barrier in barriers if (at := barrier.upto(length - 1)) is not None), default=0)
 
 
 class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the KV of a session is kept. Made by `parse_kv_options`, which checks it.
 
     `kv` is the storage of K and V rows; `exact_recent` newest rows stay exact beside coded ones, and with them the
-    first `EXACT_SINKS` (None: the mode's default).
+    first `EXACT_SINKS` (None: the mode's default). `max_rows` bounds the rows of a layer (0: no bound): when as many
+    are stored, `evict` says which `eviction_step` of them leave, never one of the first `sink`. `window`: rows that a
+    query sees, the newest, itself included (0: all); older rows are dropped.
     """
 
     kv: str = DEFAULT_MODE
     exact_recent: int | None = None
+    max_rows: int = 0
+    evict: str = ""
+    sink: int | None = None
+    window: int = 0
+
+    @property
+    def eviction(self) -> str:
+        """Which rows leave, "" where none do."""
+        return (self.evict or DEFAULT_EVICTION) if self.max_rows else ""
+
+    @property
+    def eviction_step(self) -> int:
+        """Rows that leave at once: a quarter."""
+        return self.max_rows // 4
+
+    @property
+    def sink_rows(self) -> int:
+        """First rows that never leave."""
+        return DEFAULT_SINK if self.sink is None else self.sink
+
+    @property
+    def keeps_mass(self) -> bool:
+        """Must attention mass be kept for every row?"""
+        return self.eviction == "born"
+
+    def max_positions(self, context_length: int) -> int:
+        """Positions that a session may have: the model's context, unless rows leave as others come."""
+        return max(context_length, MAX_STREAM_POSITIONS) if self.max_rows else context_length
+
+    def layout_barriers(self) -> tuple[Barrier, ...]:
+        """Where rows leave and mass is settled; the mode's own barriers are the caches'."""
+        barriers = []
+        if self.max_rows:
+            barriers.append(Barrier(self.max_rows, self.eviction_step))
+        if self.keeps_mass:
+            barriers.append(Barrier(MASS_ROWS, MASS_ROWS))
+        if self.window:
+            barriers.append(Barrier(2 * self.window + 1, self.window + 1))
+        return tuple(barriers)
 
     @property
     def recent_rows(self) -> int:
@@ -55,7 +137,10 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 # What a station offers, by option, as it stands in its hello.
-OFFERED: dict[str, Any] = {"kv": list(MODES), "exact_recent": MAX_EXACT_RECENT}
+OFFERED: dict[str, Any] = {
+    "kv": list(MODES), "exact_recent": MAX_EXACT_RECENT, "max_rows": MIN_MAX_ROWS, "evict": list(EVICTIONS), "sink": 0,
+    "window": MIN_WINDOW,
+}  # fmt: skip
 
 
 def parse_kv_options(cache: Mapping[str, Any]) -> KvOptions:
@@ -85,35 +170,44 @@ def check_kv_options(options: KvOptions) -> None:
                 f"cache options kv={options.kv} and exact_recent={recent} contradict each other: all rows are exact;"
                 f" it goes with {', '.join(CODED_MODES)}"
             )
+    _check_eviction(options)
+    if options.window and not MIN_WINDOW <= options.window <= MAX_STREAM_POSITIONS:
+        raise UnsupportedError(f"cache option window={options.window}: at least {MIN_WINDOW} rows")
+    if options.window and options.max_rows:
+        raise UnsupportedError(
+            f"cache options window={options.window} and max_rows={options.max_rows} contradict each other: a window"
+            " drops what it does not see"
+        )
 
 
-class Barrier(NamedTuple):
-    """Positions first, first + period, first + 2 · period, … (period 0: only the first) at which caches change form."""
-
-    first: int
-    period: int = 0
-
-    def after(self, position: int) -> int | None:
-        """The first one beyond `position`, or None."""
-        if position < self.first:
-            return self.first
-        if not self.period:
-            return None
-        return self.first + ((position - self.first) // self.period + 1) * self.period
-
-
-def next_barrier(barriers: Iterable[Barrier], position: int) -> int | None:
-    """The first barrier of any beyond `position`: a pass that starts at `position` must end there or before."""
-    return min((at for barrier in barriers if (at := barrier.after(position)) is not None), default=None)
-
-
-def is_barrier(barriers: Iterable[Barrier], position: int) -> bool:
-    """Whether caches change form before the row at `position` is stored."""
-    return any(barrier.after(position - 1) == position for barrier in barriers)
+def _check_eviction(options: KvOptions) -> None:
+    limit, sink = options.max_rows, options.sink
+    if not limit:
+        for name, value in (("evict", options.evict or None), ("sink", sink)):
+            if value is not None:
+                raise UnsupportedError(f"cache option {name}={value} without max_rows: nothing leaves")
+        return
+    if not MIN_MAX_ROWS <= limit <= MAX_STREAM_POSITIONS:
+        raise UnsupportedError(f"cache option max_rows={limit}: at least {MIN_MAX_ROWS}")
+    if options.eviction not in EVICTIONS:
+        raise UnsupportedError(f"cache option evict={options.evict!r}: supported are {', '.join(EVICTIONS)}")
+    if not 0 <= options.sink_rows <= limit // 4:
+        raise UnsupportedError(f"cache option sink={sink}: 0 to {limit // 4}, a quarter of max_rows={limit}")
+    if options.kv == "q4" or options.recent_rows:
+        coded = f"kv={options.kv}" + (f" exact_recent={options.recent_rows}" if options.kv != "q4" else "")
+        raise UnsupportedError(
+            f"cache options max_rows={limit} and {coded} contradict each other: rows coded in groups do not leave"
+            " one by one; eviction goes with f32, f16 and q8, q8k, q8v without exact rows"
+        )
 
 
 def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of one layer's K and V when the session is `positions` rows long."""
+    """Bytes of one layer's K and V, and of what belongs to them, when the session is `positions` rows long."""
+    if options.max_rows:
+        positions = min(positions, options.max_rows)
+    if options.window:
+        positions = min(positions, 2 * options.window + 1 + options.recent_rows + EXACT_SINKS + _OPEN_ROWS)
+    mass = 4 * positions * (1 + (1 + num_kv_heads) * MASS_ROWS) if options.keeps_mass else 0
     groups = -(-head_dim // _GROUP)
     exact = 4 * head_dim
     coded_k, coded_v = head_dim + 4 * groups, head_dim + 4
@@ -129,4 +223,4 @@ def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim:
     if options.kv == "q4" or options.recent_rows:
         num_exact = min(options.recent_rows + EXACT_SINKS + _OPEN_ROWS, positions)
     columns = 2 * exact if options.kv.startswith("q8") else 0
-    return num_kv_heads * ((positions - num_exact) * row + num_exact * 2 * exact + columns)
+    return num_kv_heads * ((positions - num_exact) * row + num_exact * 2 * exact + columns) + mass

@@ -85,6 +85,10 @@ class Engine:
         link_delay_ms: float = 0.0,
         kv: str = "f32",
         kv_exact_recent: int | None = None,
+        kv_max: int | None = None,
+        kv_evict: str | None = None,
+        kv_sink: int | None = None,
+        window: int | None = None,
         pair_x: str = "off",
         speculate: str = "off",
         volumes: str = "off",
@@ -114,7 +118,14 @@ class Engine:
             transport=transport,
             coalesce=coalesce,
             link_delay_ms=link_delay_ms,
-            kv=make_kv_options(kv=kv, exact_recent=kv_exact_recent),
+            kv=make_kv_options(
+                kv=kv,
+                exact_recent=kv_exact_recent,
+                max_rows=kv_max,
+                evict=kv_evict,
+                sink=kv_sink,
+                window=window,
+            ),
             pair_x=pair_x,
             speculate=speculate,
             volumes=volumes,
@@ -142,6 +153,10 @@ class Engine:
         link_delay_ms: float = 0.0,
         kv: str = "f32",
         kv_exact_recent: int | None = None,
+        kv_max: int | None = None,
+        kv_evict: str | None = None,
+        kv_sink: int | None = None,
+        window: int | None = None,
         prefill_chunk: int | None = None,
         exact: bool = False,
         name: str | None = None,
@@ -162,7 +177,14 @@ class Engine:
             transport=transport,
             coalesce=coalesce,
             link_delay_ms=link_delay_ms,
-            kv=make_kv_options(kv=kv, exact_recent=kv_exact_recent),
+            kv=make_kv_options(
+                kv=kv,
+                exact_recent=kv_exact_recent,
+                max_rows=kv_max,
+                evict=kv_evict,
+                sink=kv_sink,
+                window=window,
+            ),
             exact=exact,
             name=name or (urls.name if isinstance(urls, FleetState) else None),
             ssl=ssl,
@@ -179,6 +201,11 @@ class Engine:
     def card(self) -> HostCard:
         """The model, as the embed station serves it."""
         return self.network.bundle.card
+
+    @property
+    def max_positions(self) -> int:
+        """Positions of the longest session: the context, more where old rows leave the caches."""
+        return self.network.kv.max_positions(self.card.context_length)
 
     @property
     def probe_timeout_s(self) -> float:
@@ -226,7 +253,8 @@ class Engine:
         """The checked request, with the engine's own prefill chunk where none is given."""
         if self._prefill_chunk is not None and options.get("prefill_chunk") is None:
             options["prefill_chunk"] = self._prefill_chunk
-        return make_request(self.network.bundle.text, self.card.context_length, self.card.vocab_size, prompt, **options)
+        text, limit = self.network.bundle.text, self.max_positions
+        return make_request(text, limit, self.card.vocab_size, prompt, **options)
 
     def make_generation(self, seat: Seat, request: Request) -> Generation:
         """A generation that has not begun."""

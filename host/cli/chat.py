@@ -13,7 +13,10 @@ from .options import (
     IgnoreEos,
     KernelsOption,
     Kv,
+    KvEvict,
     KvExactRecent,
+    KvMax,
+    KvSink,
     LinkDelay,
     MaxTokens,
     MinP,
@@ -29,6 +32,7 @@ from .options import (
     TopK,
     TopP,
     TransportOption,
+    Window,
 )
 
 
@@ -54,6 +58,10 @@ def chat(
     exact: Exact = False,
     kv: Kv = None,
     kv_exact_recent: KvExactRecent = None,
+    kv_max: KvMax = None,
+    kv_evict: KvEvict = None,
+    kv_sink: KvSink = None,
+    window: Window = None,
     fleet: Fleet = None,
     token_file: TokenFile = None,
 ) -> None:
@@ -74,7 +82,14 @@ def chat(
         link_delay_ms=link_delay_ms,
         coalesce=coalesce,
         exact=exact,
-        kv={"kv": kv, "kv_exact_recent": kv_exact_recent},
+        kv={
+            "kv": kv,
+            "kv_exact_recent": kv_exact_recent,
+            "kv_max": kv_max,
+            "kv_evict": kv_evict,
+            "kv_sink": kv_sink,
+            "window": window,
+        },
         fleet=fleet,
         token_file=token_file,
     )

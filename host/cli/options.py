@@ -17,6 +17,7 @@ Route = Literal["relay", "chain"]
 Kernels = Literal["fast", "reference"]
 Transport = Literal["auto", "websockets", "picows"]
 KvMode = Literal["f32", "f16", "q8", "q8k", "q8v", "q4"]
+Eviction = Literal["born", "recent"]
 SocketLibrary = Literal["websockets", "picows"]
 
 Model = Annotated[
@@ -81,6 +82,20 @@ Kv = Annotated[
 KvExactRecent = Annotated[
     int | None,
     typer.Option(metavar="N", help="Newest rows kept exact beside coded ones.", rich_help_panel=KV_PANEL),
+]
+KvMax = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="At N rows a layer a quarter of them leaves.", rich_help_panel=KV_PANEL),
+]
+KvEvict = Annotated[
+    Eviction | None,
+    typer.Option(help="Which rows stay: most read by attention, or newest (default born).", rich_help_panel=KV_PANEL),
+]
+KvSink = Annotated[
+    int | None, typer.Option(metavar="S", help="First rows that never leave (default 4).", rich_help_panel=KV_PANEL)
+]
+Window = Annotated[
+    int | None, typer.Option(metavar="W", help="A row sees the newest W rows only.", rich_help_panel=KV_PANEL)
 ]
 Fleet = Annotated[
     str | None,

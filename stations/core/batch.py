@@ -83,9 +83,11 @@ def _run(batch: Batch, backend: Backend) -> tuple[F32, ...]:
 
 
 def _spans(batch: Batch, depth: int) -> list[Span]:
-    return [
-        Span(caches[depth], job.head.first, job.head.rows) for job, caches in zip(batch.jobs, batch.caches, strict=True)
-    ]
+    spans = []
+    for job, caches in zip(batch.jobs, batch.caches, strict=True):
+        job.session.prepare(caches[depth], job.head.first)
+        spans.append(Span(caches[depth], job.head.first, job.head.rows))
+    return spans
 
 
 def _stacked(jobs: list[Job], index: int) -> Array:

@@ -38,7 +38,7 @@ class Intake:
         rows, end = head.rows, head.first + head.rows
         if rows > self._limits.max_rows:
             raise BadTensorError(f"pass of {rows} rows: at most {self._limits.max_rows} go in one message")
-        if end > self._card.context_length:
+        if end > self._card.context_length >= max_positions:
             raise BadTensorError(
                 f"positions {head.first} to {end - 1} are beyond the context of {self._card.context_length} tokens"
             )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aeonflow.kv_options import Barrier, KvOptions, layer_bytes
 
+from ..kv.eviction import Born, EvictionPolicy, Recent
 from ..kv.layer_cache import LayerKvCache
 from ..models.card import ModelCard
 
@@ -16,6 +17,8 @@ class KvLayout:
     def __init__(self, card: ModelCard, options: KvOptions) -> None:
         self.options = options
         self._card = card
+        policy = Born if options.eviction == "born" else Recent
+        self._policy: EvictionPolicy = policy(options.sink_rows)
 
     def new_cache(self, layer: int, max_positions: int) -> LayerKvCache:
         """An empty cache of `layer` with room for the whole session: rows are never moved.
@@ -23,9 +26,22 @@ class KvLayout:
         Untouched pages cost nothing, so asking for all of it is free until rows come.
         """
         card, options = self._card, self.options
-        return LayerKvCache(
-            card.num_kv_heads, card.head_dim, options.kv, max_positions, exact_recent=options.exact_recent
-        )
+        rows = min(max_positions, options.max_rows or max_positions)
+        if options.window:
+            rows = min(rows, 2 * options.window + 1)
+        cache = LayerKvCache(card.num_kv_heads, card.head_dim, options.kv, rows, exact_recent=options.exact_recent)
+        cache.reading.set(window=options.window, keeps_mass=options.keeps_mass)
+        return cache
+
+    def change_form(self, cache: LayerKvCache, position: int) -> None:
+        """What is due at the state barrier `position`, before its row is stored: mass settled, rows gone. (The change
+        of a coded row's form is the cache's own.)"""
+        options = self.options
+        cache.settle(position)
+        if options.max_rows and cache.seq_len >= options.max_rows:
+            cache.evict(options.max_rows - options.eviction_step, self._policy)
+        if options.window:
+            cache.trim_window_anchored(options.window, 0, 1, position)
 
     def reserved_bytes(self, layers: Sequence[int], max_positions: int) -> int:
         """Bytes that `layers` take when the session is full: what is reserved of the station's KV budget."""
@@ -34,4 +50,5 @@ class KvLayout:
     def barriers(self, layers: Sequence[int]) -> tuple[Barrier, ...]:
         """Where any of `layers` changes form, each barrier once."""
         found = {self.new_cache(layer, 0).barriers for layer in layers}
-        return tuple(sorted(Barrier(*barrier) for barrier in found if barrier is not None))
+        own = self.options.layout_barriers() if layers else ()
+        return tuple(sorted({*own, *(Barrier(*barrier) for barrier in found if barrier is not None)}))

@@ -10,10 +10,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from aeonflow.errors import BadTensorError
-from aeonflow.kv_options import Barrier, is_barrier, next_barrier
+from aeonflow.errors import BadTensorError, RollbackError
+from aeonflow.kv_options import Barrier, is_barrier, last_barrier, next_barrier
 
-from ..kv.errors import RollbackError
 from .joins import JoinGauge, Joins
 from .kv_layout import KvLayout
 from .stages import StageKey
@@ -136,11 +135,16 @@ class Session:
             cache = self.caches.get(layer)
             if cache is None:
                 continue
-            try:
-                cache.truncate_to(base)
-            except RollbackError as error:
+            barrier = last_barrier(self.barriers, cache.pos_len) if self.barriers else 0
+            if base < barrier:
                 cache.clear()
-                self.lost = error if base else None
+                if base:
+                    self.lost = RollbackError(
+                        f"a cut to position {base}: caches changed form at {barrier}, what was below is gone; resume"
+                        " from tokens"
+                    )
+            else:
+                cache.truncate_to(base)
 
     def length(self, layer: int) -> int:
         """Canonical rows cached at `layer`."""
@@ -176,6 +180,11 @@ class Session:
                 f"rows from {first} start at a state barrier: rows from {head.settled} are not settled"
             )
         return None
+
+    def prepare(self, cache: LayerKvCache, first: int) -> None:
+        """Carry out what is due before rows from `first` on are stored. In the compute thread, with the kernels."""
+        if self.barriers and is_barrier(self.barriers, first):
+            self.layout.change_form(cache, first)
 
     def cached_bytes(self) -> int:
         """Bytes that the caches hold now."""

@@ -35,20 +35,22 @@ class SessionTable:
         return iter(list(self._sessions.values()))
 
     def open(self, request: Open, owner: int, kv_layers: Sequence[int], now: float) -> Session:
-        """Reserve KV for `kv_layers` and enter a session. OverloadedError, UnsupportedError or BadMessageError, with the
-        numbers."""
+        """Reserve KV for `kv_layers` and enter a session.
+
+        OverloadedError, UnsupportedError or BadMessageError, with the numbers.
+        """
         if request.session in self._sessions:
             raise BadMessageError(f"session {request.session} is open already")
         if not 0 <= request.session < 1 << 64:
             raise BadMessageError(f"session {request.session}: ids are 0 to 2^64 - 1")
-        context_length = self._card.context_length
+        layout = KvLayout(self._card, parse_kv_options(request.cache))
+        context_length = layout.options.max_positions(self._card.context_length)
         if not 1 <= request.max_positions <= context_length:
             raise BadMessageError(
                 f"a session of {request.max_positions} positions: 1 to {context_length} fit the context"
             )
         if not 0 < request.idle_s <= MAX_IDLE_S:
             raise BadMessageError(f"idle_s {request.idle_s}: more than 0 and at most {MAX_IDLE_S:g}")
-        layout = KvLayout(self._card, parse_kv_options(request.cache))
         if len(self._sessions) >= self._limits.max_sessions:
             raise OverloadedError(f"{len(self._sessions)} sessions are open: at most {self._limits.max_sessions}")
         needed = layout.reserved_bytes(kv_layers, request.max_positions)

@@ -14,9 +14,17 @@ from .streams import F32
 
 
 class AttendFamily(LayerRows):
-    """`sinks`: f32 [query heads], one learned logit each, or None; they belong to the layer and stay with it."""
+    """Reads of a layer's rows; window, softcap and sinks that are not given are those of `reading`."""
 
-    sinks: F32 | None = None
+    @property
+    def sinks(self) -> F32 | None:
+        """f32 [query heads], one learned logit each, or None; they belong to the layer and stay with it."""
+        return self.reading.sinks
+
+    @sinks.setter
+    def sinks(self, logits: F32 | None) -> None:
+        reading = self.reading
+        reading.set(window=reading.window, softcap=reading.softcap, sinks=logits, keeps_mass=reading.keeps_mass)
 
     def attend(self, q: F32, kv_head: int) -> tuple[F32, F32]:
         """One query [head_dim] over every row, scale 1/√head_dim → (out [head_dim], probabilities [rows])."""
@@ -58,8 +66,12 @@ class AttendFamily(LayerRows):
         q and out f32 [rows · num_heads · head_dim]; `window` rows at most are visible (None: all); the layer's
         `sinks` apply. Every row's result is what `attend_group_upto` gives for it, bit for bit. The rows'
         probabilities are added to `importance`, one row after the other; those of rows at or above position `settled`
-        (None: no row) are held until they are accepted.
+        (None: no row) are held until they are accepted. Where `reading` keeps mass it is kept whatever the caller says,
+        and held.
         """
+        if self.reading.keeps_mass:
+            keep_importance, settled = True, 0
+        window, softcap = window or self.reading.window, softcap or self.reading.softcap
         queries = np.asarray(q, np.float32).reshape(-1, num_heads, self.head_dim)
         results = out.reshape(queries.shape)
         per_kv = self._heads_per_kv(num_heads)

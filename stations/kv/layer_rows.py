@@ -19,6 +19,7 @@ from .errors import KvFormError, KvShapeError, RollbackError
 from .eviction import EvictionPolicy
 from .importance import Importance
 from .memory import padded
+from .reading import Reading
 from .row_store import EXACT_SINKS, check_mode, describe, make_store, read_rows, stored_bytes
 from .streams import F32, I64
 from .table import HEADER_FIELDS, TABLE_FIELDS, Header
@@ -42,6 +43,7 @@ class LayerRows:
         self.mode = mode
         self.table: I64 = np.zeros(TABLE_FIELDS, np.int64)
         self._table_address = self.table.ctypes.data
+        self.reading = Reading(self.table)
         self._free = 0  # rows that compiled code may write before anything has to be looked at again
         self._exact_sinks = exact_sinks
         self._capacity = capacity
@@ -297,6 +299,8 @@ class LayerRows:
 
         Makes the change of form that is due. Raises KvFormError if the pass would cross the next one.
         """
+        if self.reading.keeps_mass:
+            self.reading.begin_pass(self.num_kv_heads, rows, self.seq_len)
         if rows <= self._free:
             return self._table_address
         self._alive_known = True
@@ -316,6 +320,9 @@ class LayerRows:
         self._free -= rows
         self._next += rows
         self.table[Header.SEQ] = self._store.commit(rows)
+        if self.reading.keeps_mass:
+            for i, mass in enumerate(self.reading.end_pass()):
+                self.hold_imp(self._next - rows + i, mass)
 
     def pin(self) -> tuple[object, ...]:
         """What keeps the memory that `table` names now alive, for compiled code that may still be reading it."""

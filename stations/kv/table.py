@@ -26,6 +26,12 @@ class Header(IntEnum):
     PADDED_DIM = 2  # head_dim rounded up to a multiple of 16
     SEGMENTS = 3
     HEAD_DIM = 4
+    WINDOW = 5  # rows a query sees, the newest, itself included; 0: all
+    SOFTCAP = 6  # bits of an f32; 0: off
+    SINKS = 7  # f32 [query heads], 0: none
+    MASS = 8  # f32 [KV heads, rows of the pass, ≥ rows stored], zeros that probabilities are added to; 0: not kept
+    MASS_HEAD = 9  # bytes from one KV head's part to the next
+    MASS_ROW = 10  # bytes from one row of the pass to the next
 
 
 class Segment(IntEnum):

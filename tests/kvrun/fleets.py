@@ -12,7 +12,7 @@ import numpy as np
 from blake3 import blake3
 
 from aeonflow import Link, Message, connect, serve, station_key
-from aeonflow.kv_options import KvOptions
+from aeonflow.kv_options import KvOptions, is_barrier
 from host import Engine
 from host.plan import StationSpec, make_plan
 from stations.core.kv_layout import KvLayout
@@ -117,8 +117,12 @@ class Plain:
         layers = range(self._card.num_layers)
         layout = KvLayout(self._card, options)
         caches = [layout.new_cache(layer, len(prompt) + tokens) for layer in layers]
+        barriers = layout.barriers(layers)
         ids, digest = list(prompt), blake3()
         for at in range(len(prompt) + tokens - 1):
+            if is_barrier(barriers, at):
+                for cache in caches:
+                    layout.change_form(cache, at)
             x = self._backend.embed(np.array(ids[at : at + 1], np.uint32), 0, 1)
             x = self._backend.block(0, len(layers) - 1, x, [[Span(cache, at, 1)] for cache in caches])
             if at >= len(prompt) - 1:

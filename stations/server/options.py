@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", required=True, help="name in the cache, path of a model folder, or synthetic:…")
-    add("--roles", default="", help="embed[:i/n], head[:i/n], attn|gate_up|down|block:LO-HI, ffn:LO-HI:i/k; default: all")
+    add("--roles", default="", help="embed|head[:i/n], attn|gate_up|down|block:LO-HI, ffn:LO-HI:i/k; default: all")
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: any free one")
     add("--token-file", type=Path, help=f"file of the fleet's secret; default: {TOKEN_VARIABLE}")
     add("--name", default="", help="name in plans, status and errors")

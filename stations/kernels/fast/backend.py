@@ -214,8 +214,6 @@ class FastKernels:
             raise BadTensorError(f"{len(x)} rows, but the spans of a layer hold {rows}")
         if any(span.cache.reading.keeps_mass for span in spans[0]):
             helpers = 0  # a late helper would add a chunk's mass a second time
-        if any(span.cache.reading.keeps_mass for span in spans[0]):
-            helpers = 0  # a late helper would add a chunk's mass a second time
         positions = keys = 0
         records: list[int] = []
         for layer_spans in spans:

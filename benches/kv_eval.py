@@ -13,25 +13,13 @@ from typing import Any
 import msgspec
 
 from aeonflow import new_event_loop
-from aeonflow.kv_options import KvOptions, parse_kv_options
+from host.bench.kv_way import kv_way
 from host.bench.measure import machine
 from host.engine import Engine
 from host.evaluate import evaluate, texts_to_windows
 
 DEFAULT_OPTIONS = ("kv=f16", "kv=q8", "kv=q8,exact_recent=64", "kv=q8k", "kv=q8v", "kv=q4")
 SAY_EVERY_S = 30.0
-
-
-def options_of(spec: str, context: int) -> KvOptions:
-    """From `name=value,name=value`, names as in `Open.cache`; `25%` is a share of the context."""
-    return parse_kv_options(dict(_option(part, context) for part in spec.split(",")))
-
-
-def _option(part: str, context: int) -> tuple[str, Any]:
-    name, _, value = part.partition("=")
-    if value.endswith("%"):
-        return name, int(value[:-1]) * context // 100
-    return name, int(value) if value.isdigit() else value
 
 
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
@@ -49,7 +37,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         texts = [engine.tokenize(path.read_text("utf-8"))[: options.tokens] for path in options.files]
         for context in options.contexts:
             windows = texts_to_windows(texts, context, engine.card.context_length)
-            kinds = [options_of(spec, context) for spec in options.options]
+            kinds = [kv_way(spec, context) for spec in options.options]
             found = await evaluate(engine, windows, kinds, progress=say)
             contexts[str(context)] = {
                 spec: msgspec.to_builtins(one) for spec, one in zip(options.options, found, strict=True)

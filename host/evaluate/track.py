@@ -45,11 +45,12 @@ class Track:
     def __init__(self, network: Network, sequence: TokenSequence, pace: Pace) -> None:
         self._network = network
         self._sequence = sequence
-        self._pace = pace
+        self.pace = pace
         self._max_rows = min([MAX_ROWS, *(s.hello.limits.max_rows or MAX_ROWS for s in network.stations)])
 
     async def feed(self, ids: Sequence[int], want: Want) -> F32 | None:
-        """The next rows, all of them answered for: logits f32 [rows, vocabulary] of Want.ALL, None of Want.NONE.
+        """The next rows, all of them answered for: logits f32 [rows, vocabulary] of Want.ALL, [1, vocabulary] of
+        Want.LAST, None of Want.NONE.
 
         Passes end at state barriers. Raises what a station says of them.
         """
@@ -80,9 +81,11 @@ class Track:
             sequence.send(ids[at : at + rows], want)
             at += rows
         await answered
-        self._pace.add(len(ids), ended_s - began_s)
+        self.pace.add(len(ids), ended_s - began_s)
         if want is Want.NONE:
             return None
+        if want is Want.LAST:
+            return parts[-1]
         logits = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if len(logits) != len(ids):
             raise RemoteProtocolError(f"{len(logits)} rows of logits for {len(ids)} rows")
@@ -90,9 +93,9 @@ class Track:
 
     async def close(self) -> int:
         """End the session; returns the bytes of KV that the stations held for it. Others must rest meanwhile."""
-        before = await _kv_bytes(self._network)
+        before = await kv_bytes(self._network)
         self._network.close_session(self._sequence)
-        return before - await _kv_bytes(self._network)
+        return before - await kv_bytes(self._network)
 
     def abandon(self) -> None:
         """End the session at once. Idempotent."""
@@ -104,7 +107,8 @@ async def open_track(network: Network, num_rows: int, kv: KvOptions, pace: Pace)
     return Track(network, await network.open(num_rows, kv), pace)
 
 
-async def _kv_bytes(network: Network) -> int:
+async def kv_bytes(network: Network) -> int:
+    """Bytes of KV that the stations hold now, for all sessions."""
     asked = [(station, station.ask(Stats())) for station in network.stations]
     replies = await gather(asked, CONTROL_TIMEOUT_S, "stats")
     return sum(int(reply.values["kv_bytes"]) for reply in replies if isinstance(reply, StatsReply))

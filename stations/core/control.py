@@ -42,6 +42,8 @@ from .sessions import SessionTable
 
 Gauges = Callable[[], dict[str, Any]]
 
+MAX_EPOCH = 0xFFFF_FFFF  # what the prefix of a tensor holds: beyond it no frame could ever be current again
+
 
 class Control:
     """`gauges` gives what only the shell knows for Stats (links, memory, peers)."""
@@ -139,6 +141,7 @@ class Control:
     def _resume(self, request: Resume, link: int, now: float) -> Resumed:
         session = self._sessions.owned(request.session, link)
         route = self._routes.get(link, request.route)
+        _check_reserved(session, route.kv_layers)
         self._enter_epoch(session, request.epoch, request.base)
         session.route = request.route
         session.last_used_s = now
@@ -146,6 +149,10 @@ class Control:
 
     def _enter_epoch(self, session: Session, epoch: int, base: int) -> None:
         """Cancel and resume follow the rules of frames: newer is adopted, the same is fine, older changes nothing."""
+        if not 0 <= epoch <= MAX_EPOCH or not 0 <= base <= session.max_positions:
+            raise BadMessageError(
+                f"epoch {epoch} base {base}: 0 to {MAX_EPOCH} and 0 to {session.max_positions} are possible"
+            )
         relation = session.relation(epoch, base)
         if relation is Relation.NEWER:
             self._arrivals.adopt(session, epoch, base)
@@ -174,6 +181,7 @@ class Control:
             "kv_reserved_bytes": self._sessions.reserved_bytes,
             "kv_budget_bytes": self._limits.kv_budget_bytes,
             "kv_sessions": self._kv_sessions(),
+            **self._overlay_heads(),
             "is_draining": self.is_draining,
             **self.gauges(),
         }
@@ -181,6 +189,25 @@ class Control:
     def _kv_sessions(self) -> dict[str, int]:
         """Open sessions by how their KV is kept."""
         return dict(Counter(str(session.layout.options) for session in self._sessions))
+
+
+def _check_reserved(session: Session, kv_layers: tuple[int, ...]) -> None:
+    """A session may move to a route on which it caches no more than it reserved. BadMessageError otherwise."""
+    needed = session.layout.reserved_bytes(kv_layers, session.max_positions)
+    if needed > session.kv_bytes:
+        raise BadMessageError(
+            f"session {session.id} reserved {session.kv_bytes:,} bytes of KV, {len(kv_layers)} layers need {needed:,}:"
+            " open it on that route"
+        )
+
+    def _overlay_heads(self) -> dict[str, int]:
+        """Query heads of sealed O(1) layers, and those that kept their far field."""
+        caches = [cache for session in self._sessions for cache in session.caches.values()]
+        reports = [cache.o1_report for cache in caches if cache.o1_report is not None]
+        return {
+            "o1_heads": sum(report.heads for report in reports),
+            "o1_far_heads": sum(report.heads_with_far_field for report in reports),
+        }
 
 
 def _decode(payload: Buffer) -> Request:

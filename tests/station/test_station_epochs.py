@@ -210,3 +210,26 @@ def _payload(one) -> bytes:
     from aeonflow.tensors import pack_tensors
 
     return b"".join(pack_tensors([one]))
+
+
+@pytest.mark.parametrize(("epoch", "base"), [(2, -1), (-3, 0), (1 << 32, 0), (2, 1 << 40), (2, 65)])
+def test_an_epoch_or_base_that_no_frame_can_have_is_refused_and_changes_nothing(
+    attn: Station, rows: np.ndarray, epoch: int, base: int
+) -> None:
+    receive(attn, bands.ATTN, [x(rows, 0, 4)], link=50)
+    for request in (Resume(9, epoch, base, ROUTE), Cancel(9, epoch, base)):
+        with pytest.raises(BadMessageError, match=f"epoch {epoch} base {base}"):
+            ask(attn, request)
+    assert length(attn) == 4
+    assert forwarded(receive(attn, bands.ATTN, [x(rows, 4)], link=50)) == 1
+
+
+def test_a_session_does_not_move_to_a_route_for_which_it_reserved_too_little(model: ModelFolder) -> None:
+    station = make_core(model, "embed,block:0-0,block:1-2,head")
+    addresses = (StationAddress("a", "ws://a"), StationAddress("b", "ws://b"))
+    carriers = carriers_of(["embed,block:0-0,head", "block:1-2"], 3)
+    ask(station, InstallRoute(Route(ROUTE, 3, addresses, carriers), 0))
+    opened = ask(station, Open(9, ROUTE, 64))
+    with pytest.raises(BadMessageError, match=rf"reserved {opened.kv_bytes:,} bytes of KV, 3 layers need"):
+        ask(station, Resume(9, 2, 0, 0))
+    assert ask(station, Resume(9, 2, 0, ROUTE)).have == 0

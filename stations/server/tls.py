@@ -6,7 +6,7 @@ import functools
 import ssl
 from pathlib import Path
 
-from aeonflow.errors import LocalProtocolError
+from aeonflow.transport.tls import client_context, server_context
 
 from .options import StationOptions
 
@@ -14,14 +14,7 @@ from .options import StationOptions
 def server_tls(options: StationOptions) -> ssl.SSLContext | None:
     """The context of `--tls-cert` and `--tls-key`; None without. LocalProtocolError names the files that do not do."""
     cert, key = options.tls_cert, options.tls_key
-    if cert is None or key is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(cert, key)
-    except OSError as error:
-        raise LocalProtocolError(f"--tls-cert {cert}, --tls-key {key}: {error.strerror or error}") from None
-    return context
+    return server_context(cert, key) if cert is not None and key is not None else None
 
 
 def client_tls(options: StationOptions, url: str) -> ssl.SSLContext | None:
@@ -31,7 +24,4 @@ def client_tls(options: StationOptions, url: str) -> ssl.SSLContext | None:
 
 @functools.cache  # reading the system's certificates takes 20 ms
 def _trusting(authorities: Path | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=authorities)
-    except OSError as error:
-        raise LocalProtocolError(f"--tls-ca {authorities}: {error.strerror or error}") from None
+    return client_context(authorities)

@@ -100,9 +100,6 @@ class ModelStore:
         shutil.rmtree(doomed)
         return size
 
-    def _absent(self, name: str) -> str:
-        return f"model {name!r} is not in {self.models}; there: {', '.join(self.names()) or 'none'}"
-
     def _describe(self, name: str) -> StoredModel:
         path = self.models / name
         try:

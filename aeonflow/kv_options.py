@@ -24,6 +24,8 @@ DEFAULT_EVICTION, DEFAULT_SINK = "born", 4
 MIN_MAX_ROWS, MIN_WINDOW = 128, 16
 MAX_STREAM_POSITIONS = 1 << 20  # of a session whose rows leave: rotation angles are exact that far
 MASS_ROWS = 64  # rows whose attention mass is held apart until they are settled, at most
+MIN_LANDMARKS, MAX_LANDMARKS = 4, 1024
+_SEAL_SLACK, _ROWS_A_LANDMARK, _HELD_OUT_ROWS = 9, 8, 32  # of the overlay (`stations/kv/nystrom.py`)
 _GROUP = 32  # rows or channels that share scales
 _OPEN_ROWS = 3 * _GROUP  # rows that wait, exact, until their group is coded
 
@@ -64,13 +66,32 @@ def last_barrier(barriers: Iterable[Barrier], length: int) -> int:
     return max((at for barrier in barriers if (at := barrier.upto(length - 1)) is not None), default=0)
 
 
+class OverlayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """O(1) attention: `m` landmarks, the newest `w` rows and the first `sink` exact; `layers` None: all.
+
+    At `at` rows (0: chosen) landmarks take the place of the rows.
+    """
+
+    m: int = 32
+    w: int = 128
+    sink: int = 4
+    layers: tuple[int, ...] | None = None
+    at: int = 0
+
+    @property
+    def boundary(self) -> int:
+        """The position at which layers are sealed: rows for every landmark, and some to compare with a window."""
+        floor = self.w + self.sink + _SEAL_SLACK
+        return max(self.at or max(floor, self.m * _ROWS_A_LANDMARK) + _HELD_OUT_ROWS, floor)
+
+
 class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the KV of a session is kept. Made by `parse_kv_options`, which checks it.
 
     `kv` is the storage of K and V rows; `exact_recent` newest rows stay exact beside coded ones, and with them the
     first `EXACT_SINKS` (None: the mode's default). `max_rows` bounds the rows of a layer (0: no bound): when as many
     are stored, `evict` says which `eviction_step` of them leave, never one of the first `sink`. `window`: rows that a
-    query sees, the newest, itself included (0: all); older rows are dropped.
+    query sees, the newest, itself included (0: all); older rows are dropped. `o1`: layers of constant size.
     """
 
     kv: str = DEFAULT_MODE
@@ -79,6 +100,7 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     evict: str = ""
     sink: int | None = None
     window: int = 0
+    o1: OverlayOptions | None = None
 
     @property
     def eviction(self) -> str:
@@ -139,7 +161,7 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 # What a station offers, by option, as it stands in its hello.
 OFFERED: dict[str, Any] = {
     "kv": list(MODES), "exact_recent": MAX_EXACT_RECENT, "max_rows": MIN_MAX_ROWS, "evict": list(EVICTIONS), "sink": 0,
-    "window": MIN_WINDOW,
+    "window": MIN_WINDOW, "o1": {"m": MIN_LANDMARKS, "w": 1, "sink": 0},
 }  # fmt: skip
 
 
@@ -171,6 +193,7 @@ def check_kv_options(options: KvOptions) -> None:
                 f" it goes with {', '.join(CODED_MODES)}"
             )
     _check_eviction(options)
+    _check_overlay(options)
     if options.window and not MIN_WINDOW <= options.window <= MAX_STREAM_POSITIONS:
         raise UnsupportedError(f"cache option window={options.window}: at least {MIN_WINDOW} rows")
     if options.window and options.max_rows:
@@ -178,6 +201,23 @@ def check_kv_options(options: KvOptions) -> None:
             f"cache options window={options.window} and max_rows={options.max_rows} contradict each other: a window"
             " drops what it does not see"
         )
+
+
+def _check_overlay(options: KvOptions) -> None:
+    o1 = options.o1
+    if o1 is None:
+        return
+    others = {name: value for name, value in options.to_wire().items() if name != "o1"}
+    if others:
+        named = " ".join(f"{name}={value}" for name, value in others.items())
+        raise UnsupportedError(f"cache options o1 and {named} contradict each other: it needs all rows in f32")
+    if not MIN_LANDMARKS <= o1.m <= MAX_LANDMARKS or not 1 <= o1.w <= MAX_STREAM_POSITIONS or not 0 <= o1.sink <= o1.w:
+        raise UnsupportedError(
+            f"cache option o1 with m={o1.m}, w={o1.w}, sink={o1.sink}: m is {MIN_LANDMARKS} to {MAX_LANDMARKS},"
+            " w at least 1, sink 0 to w"
+        )
+    if not 0 <= o1.at <= MAX_STREAM_POSITIONS:
+        raise UnsupportedError(f"cache option o1 with at={o1.at}: 0 to {MAX_STREAM_POSITIONS}")
 
 
 def _check_eviction(options: KvOptions) -> None:
@@ -224,3 +264,12 @@ def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim:
         num_exact = min(options.recent_rows + EXACT_SINKS + _OPEN_ROWS, positions)
     columns = 2 * exact if options.kv.startswith("q8") else 0
     return num_kv_heads * ((positions - num_exact) * row + num_exact * 2 * exact + columns) + mass
+
+
+def overlay_bytes(o1: OverlayOptions, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+    """Bytes of an O(1) layer beside the rows it starts with: the queries kept until it is sealed; landmarks, window and
+    sinks, twice, since the newest pass can be taken back."""
+    trace = o1.boundary * num_heads * head_dim
+    group = (2 * (o1.w + o1.sink) + o1.m) * head_dim
+    head = 2 * o1.m * head_dim + o1.m * o1.m + 5 * o1.m + o1.sink + o1.w
+    return 4 * (trace + 2 * (num_kv_heads * group + num_heads * head))

@@ -22,7 +22,8 @@ def describe(options: LaunchOptions | ConnectOptions, network: Network, *, refus
         chosen["kernels"] = name if chosen.get("kernels") != "reference" else "reference"
     promise = exactness(chosen, numerics)
     if refuse_bounded and promise.cut != "exact":
-        why = mixed_numerics(numerics) or f"kernels {chosen['kernels']} sum in an order of their own"
+        overlay = "O(1) layers are numpy's, which sums in an order of its own" if options.kv.o1 else ""
+        why = mixed_numerics(numerics) or overlay or f"kernels {chosen['kernels']} sum in an order of their own"
         raise InvalidRequestError(f"exact: this route is cut: {promise.cut}; {why}")
     transports = sorted({station.transport for station in network.stations if station.transport})
     token_bytes, interior_bytes = _token_bytes(network)

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from .options import (
+    O1,
+    Approximate,
     Coalesce,
     Exact,
     Fleet,
@@ -62,6 +64,8 @@ def chat(
     kv_evict: KvEvict = None,
     kv_sink: KvSink = None,
     window: Window = None,
+    o1: O1 = None,
+    approximate: Approximate = False,
     fleet: Fleet = None,
     token_file: TokenFile = None,
 ) -> None:
@@ -89,6 +93,8 @@ def chat(
             "kv_evict": kv_evict,
             "kv_sink": kv_sink,
             "window": window,
+            "o1": o1,
+            "approximate": approximate,
         },
         fleet=fleet,
         token_file=token_file,

@@ -97,6 +97,17 @@ KvSink = Annotated[
 Window = Annotated[
     int | None, typer.Option(metavar="W", help="A row sees the newest W rows only.", rich_help_panel=KV_PANEL)
 ]
+O1 = Annotated[
+    str | None,
+    typer.Option(
+        metavar="m=32,w=128,sink=4",
+        help="Layers of constant size: landmarks for old rows (also layers=LO-HI+…, at=ROWS).",
+        rich_help_panel=KV_PANEL,
+    ),
+]
+Approximate = Annotated[
+    bool, typer.Option("--approximate", help="Use --o1 though it loses to a window.", rich_help_panel=KV_PANEL)
+]
 Fleet = Annotated[
     str | None,
     typer.Option(

@@ -69,6 +69,7 @@ def explain(
     kv_evict: Annotated[str | None, typer.Option(metavar="POLICY")] = None,
     kv_sink: Annotated[int | None, typer.Option(metavar="S")] = None,
     window: Annotated[int | None, typer.Option(metavar="W")] = None,
+    o1: Annotated[str | None, typer.Option(metavar="m=32,w=128,sink=4")] = None,
     pair_x: Annotated[str | None, typer.Option(metavar="MODE")] = None,
     speculate: Annotated[str | None, typer.Option(metavar="MODE")] = None,
     volumes: Annotated[OnOff | None, typer.Option()] = None,

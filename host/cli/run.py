@@ -12,6 +12,8 @@ import typer
 
 from .failure import UsageError
 from .options import (
+    O1,
+    Approximate,
     AsJson,
     Coalesce,
     Exact,
@@ -83,6 +85,8 @@ def run(
     kv_evict: KvEvict = None,
     kv_sink: KvSink = None,
     window: Window = None,
+    o1: O1 = None,
+    approximate: Approximate = False,
     fleet: Fleet = None,
     token_file: TokenFile = None,
     trace: Trace = None,
@@ -113,6 +117,8 @@ def run(
             "kv_evict": kv_evict,
             "kv_sink": kv_sink,
             "window": window,
+            "o1": o1,
+            "approximate": approximate,
         },
         fleet=fleet,
         token_file=token_file,

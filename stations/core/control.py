@@ -190,6 +190,15 @@ class Control:
         """Open sessions by how their KV is kept."""
         return dict(Counter(str(session.layout.options) for session in self._sessions))
 
+    def _overlay_heads(self) -> dict[str, int]:
+        """Query heads of sealed O(1) layers, and those that kept their far field."""
+        caches = [cache for session in self._sessions for cache in session.caches.values()]
+        reports = [cache.o1_report for cache in caches if cache.o1_report is not None]
+        return {
+            "o1_heads": sum(report.heads for report in reports),
+            "o1_far_heads": sum(report.heads_with_far_field for report in reports),
+        }
+
 
 def _check_reserved(session: Session, kv_layers: tuple[int, ...]) -> None:
     """A session may move to a route on which it caches no more than it reserved. BadMessageError otherwise."""
@@ -199,15 +208,6 @@ def _check_reserved(session: Session, kv_layers: tuple[int, ...]) -> None:
             f"session {session.id} reserved {session.kv_bytes:,} bytes of KV, {len(kv_layers)} layers need {needed:,}:"
             " open it on that route"
         )
-
-    def _overlay_heads(self) -> dict[str, int]:
-        """Query heads of sealed O(1) layers, and those that kept their far field."""
-        caches = [cache for session in self._sessions for cache in session.caches.values()]
-        reports = [cache.o1_report for cache in caches if cache.o1_report is not None]
-        return {
-            "o1_heads": sum(report.heads for report in reports),
-            "o1_far_heads": sum(report.heads_with_far_field for report in reports),
-        }
 
 
 def _decode(payload: Buffer) -> Request:

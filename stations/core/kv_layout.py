@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aeonflow.kv_options import Barrier, KvOptions, layer_bytes
+from aeonflow.kv_options import Barrier, KvOptions, layer_bytes, overlay_bytes
 
+from ..kv.errors import KvFormError
 from ..kv.eviction import Born, EvictionPolicy, Recent
 from ..kv.layer_cache import LayerKvCache
 from ..models.card import ModelCard
@@ -29,7 +30,12 @@ class KvLayout:
         rows = min(max_positions, options.max_rows or max_positions)
         if options.window:
             rows = min(rows, 2 * options.window + 1)
+        if self._has_overlay(layer) and options.o1 is not None:
+            rows = min(rows, options.o1.boundary)
         cache = LayerKvCache(card.num_kv_heads, card.head_dim, options.kv, rows, exact_recent=options.exact_recent)
+        cache.wire_layer = layer
+        if self._has_overlay(layer) and options.o1 is not None:
+            cache.o1_begin(options.o1.m, options.o1.w, options.o1.sink, seal_at=options.o1.boundary)
         cache.reading.set(window=options.window, keeps_mass=options.keeps_mass)
         return cache
 
@@ -42,13 +48,32 @@ class KvLayout:
             cache.evict(options.max_rows - options.eviction_step, self._policy)
         if options.window:
             cache.trim_window_anchored(options.window, 0, 1, position)
+        if cache.has_overlay:
+            if not cache.o1_seal(self._card.num_heads):
+                raise KvFormError(f"layer {cache.wire_layer} was not sealed at {position}: {cache.o1_error}")
+            cache.o1_mark()
 
     def reserved_bytes(self, layers: Sequence[int], max_positions: int) -> int:
         """Bytes that `layers` take when the session is full: what is reserved of the station's KV budget."""
-        return len(layers) * layer_bytes(self.options, max_positions, self._card.num_kv_heads, self._card.head_dim)
+        card, options = self._card, self.options
+        num_overlays = sum(self._has_overlay(layer) for layer in layers)
+        plain = layer_bytes(options, max_positions, card.num_kv_heads, card.head_dim)
+        total = (len(layers) - num_overlays) * plain
+        if num_overlays and options.o1 is not None:
+            collecting = min(max_positions, options.o1.boundary)
+            total += num_overlays * layer_bytes(options, collecting, card.num_kv_heads, card.head_dim)
+            total += num_overlays * overlay_bytes(options.o1, card.num_heads, card.num_kv_heads, card.head_dim)
+        return total
 
     def barriers(self, layers: Sequence[int]) -> tuple[Barrier, ...]:
         """Where any of `layers` changes form, each barrier once."""
-        found = {self.new_cache(layer, 0).barriers for layer in layers}
-        own = self.options.layout_barriers() if layers else ()
-        return tuple(sorted({*own, *(Barrier(*barrier) for barrier in found if barrier is not None)}))
+        found = {Barrier(*own) for layer in layers if (own := self.new_cache(layer, 0).barriers) is not None}
+        if layers:
+            found.update(self.options.layout_barriers())
+        if any(self._has_overlay(layer) for layer in layers) and self.options.o1 is not None:
+            found.add(Barrier(self.options.o1.boundary, 1))  # a sealed layer takes back the newest pass at most
+        return tuple(sorted(found))
+
+    def _has_overlay(self, layer: int) -> bool:
+        o1 = self.options.o1
+        return o1 is not None and (o1.layers is None or layer in o1.layers)

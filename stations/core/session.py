@@ -137,7 +137,7 @@ class Session:
                 continue
             barrier = last_barrier(self.barriers, cache.pos_len) if self.barriers else 0
             if base < barrier:
-                cache.clear()
+                del self.caches[layer]  # a fresh one is made when rows come
                 if base:
                     self.lost = RollbackError(
                         f"a cut to position {base}: caches changed form at {barrier}, what was below is gone; resume"

@@ -51,6 +51,9 @@ class SessionTable:
             )
         if not 0 < request.idle_s <= MAX_IDLE_S:
             raise BadMessageError(f"idle_s {request.idle_s}: more than 0 and at most {MAX_IDLE_S:g}")
+        o1 = layout.options.o1
+        if o1 is not None and o1.layers is not None and not set(o1.layers) <= set(range(self._card.num_layers)):
+            raise BadMessageError(f"cache option o1 of layers {list(o1.layers)}: the model has {self._card.num_layers}")
         if len(self._sessions) >= self._limits.max_sessions:
             raise OverloadedError(f"{len(self._sessions)} sessions are open: at most {self._limits.max_sessions}")
         needed = layout.reserved_bytes(kv_layers, request.max_positions)

@@ -47,6 +47,7 @@ class LayerKvCache(AttendFamily):
         self._recurrent = RecurrentState()
         self._ring: BoundedRing | None = None
         self._overlay: Overlay | None = None
+        self._mark: tuple[int, list[OverlayGroup]] | None = None
         super().__init__(num_kv_heads, head_dim, mode, capacity, exact_recent=exact_recent, exact_sinks=exact_sinks)
 
     # counters
@@ -111,6 +112,9 @@ class LayerKvCache(AttendFamily):
         """Take back the newest `count` rows, and any scratch. Raises RollbackError for more than can be undone."""
         count = min(count, self.pos_len)
         if count and self.o1_sealed:
+            if self._mark is not None and self.pos_len - count == self._mark[0]:
+                self.o1_restore((self._mark[0], [group.snapshot() for group in self._mark[1]]))
+                return
             raise RollbackError(f"rollback of {count} rows of a layer sealed at O(1): resume from tokens")
         if self.wire_kind is RecordKind.LINEAR:
             if count > self._recurrent.undo_rows:
@@ -130,7 +134,7 @@ class LayerKvCache(AttendFamily):
     def clear(self) -> None:
         """Forget the sequence; sinks, window, the ring's size and what else belongs to the layer stay."""
         self._recurrent.reset()
-        self._overlay = None
+        self._overlay = self._mark = None
         if self._ring is not None:
             self._ring.clear()
         super().clear()
@@ -216,6 +220,10 @@ class LayerKvCache(AttendFamily):
     # O(1) overlay
 
     @property
+    def has_overlay(self) -> bool:
+        return self._overlay is not None
+
+    @property
     def o1_sealed(self) -> bool:
         return self._overlay is not None and self._overlay.is_sealed
 
@@ -292,6 +300,10 @@ class LayerKvCache(AttendFamily):
         if self._overlay is None or not self._overlay.is_sealed:
             raise KvFormError("o1_snapshot of a layer that is not sealed")
         return self._next, self._overlay.snapshot()
+
+    def o1_mark(self) -> None:
+        """Remember a sealed layer's state: rows that come after can be taken back, all of them or none."""
+        self._mark = self.o1_snapshot()
 
     def o1_restore(self, snapshot: tuple[int, list[OverlayGroup]]) -> None:
         if self._overlay is None or not self._overlay.is_sealed:

@@ -26,5 +26,5 @@ def attend_heads(kv_table, kv_head, heads, q, q_stride, out, out_stride, rows, s
     if mass != 0:
         mass += kv_head * field(kv_table, _MASS_HEAD) + (seen - 1 - field(kv_table, _SEQ)) * mass_row
     attend_rows(kv_table, kv_head, kv_head * heads, (kv_head + 1) * heads, q, q_stride, head_bytes, out, out_stride,
-                head_bytes, rows, seen, field(kv_table, _WINDOW), load_f32(scale), load_f32(kv_table + _SOFTCAP_AT), sinks,
-                mass, mass_row, scratch)  # fmt: skip
+                head_bytes, rows, seen, field(kv_table, _WINDOW), load_f32(scale), load_f32(kv_table + _SOFTCAP_AT),
+                sinks, mass, mass_row, scratch)  # fmt: skip

@@ -29,6 +29,7 @@ from .helpers import Helpers
 from .loader import LoadedUnits
 from .model_records import I64, ModelRecords, part_records
 from .numerics import numerics_id
+from .overlay import OverlayLayers
 from .target import current_target
 from .units import ATTEND, LAYERS, lookup_unit, units_of
 from .workspace import Workspace
@@ -69,6 +70,7 @@ class FastKernels:
         self._call_address = self._call.ctypes.data
         self._heads: dict[tuple[int, int], tuple[PackedMatrix, I64]] = {}
         self._pinned: list[object] = []
+        self._overlay = OverlayLayers(weights, self.workspace, self._attn_rows)
 
     def new_cache(self, layer: int, capacity: int) -> LayerKvCache:
         """An empty KV cache for `layer`; `capacity` rows are expected (it may grow)."""
@@ -96,6 +98,11 @@ class FastKernels:
         if len(x) > MAX_ROWS:
             done = [self.attn(layer, x[a:b], part[0]) for a, b, part in _batches(len(x), [spans])]
             return np.concatenate([h for h, _ in done]), np.concatenate([n for _, n in done])
+        if any(span.cache.has_overlay for span in spans):
+            return self._overlay.attn(layer, self._rows(x, self.card.hidden_size), spans)
+        return self._attn_rows(layer, x, spans)
+
+    def _attn_rows(self, layer: int, x: F32, spans: Sequence[Span]) -> tuple[F32, F32]:
         source = self._rows(x, self.card.hidden_size)
         h, n = self._result(len(x), self.card.hidden_size), self._result(len(x), self.card.hidden_size)
         self._with_caches(f.OP_ATTN, [layer], [spans], source, 0, h, n)
@@ -147,6 +154,11 @@ class FastKernels:
         if len(x) > MAX_ROWS:
             done = [self.block(lo, hi, x[a:b], part) for a, b, part in _batches(len(x), spans)]
             return np.concatenate(done)
+        if any(span.cache.has_overlay for layer_spans in spans for span in layer_spans):
+            for layer, layer_spans in zip(layers, spans, strict=True):
+                h, n = self.attn(layer, x, layer_spans)
+                x = self.down(layer, h, self.gate_up(layer, n))
+            return x
         source = self._rows(x, self.card.hidden_size)
         out = self._result(len(x), self.card.hidden_size)
         self._with_caches(f.OP_BLOCK, layers, spans, source, self._num_helpers, out, None)

@@ -66,10 +66,15 @@ class ReferenceBackend:
         row = 0
         for span in spans:
             at = slice(row, row + span.rows)
+            row += span.rows
+            if span.cache.o1_sealed:
+                for i in range(at.start, at.stop):
+                    heads[i] = span.cache.o1_step(q[i], k[i], v[i], card.num_heads)
+                continue
             first_row = span.cache.seq_len
             span.cache.append(k[at], v[at])
+            span.cache.o1_push_q(q[at].reshape(span.rows, -1))
             span.cache.attend_chunk(q[at], first_row, card.num_heads, heads[at], keep_importance=False)
-            row += span.rows
         h = x + self._product(heads, self._matrix("attn", layer, "output"))
         return h, self._norm(h, "attn", layer, "norm2")
 

@@ -20,12 +20,17 @@ def label(way: str) -> str:
     return way.removeprefix("kv=").replace(",", " ")
 
 
+def rate(at: dict[str, Any]) -> float:
+    """Rows a second of processor time where that is known: of an idle machine."""
+    return float((at["decode_cpu_tok_s"] or at["decode_tok_s"])["median"])
+
+
 def draw(found: dict[str, Any], out: Path) -> None:
     """Two panels, depth on a logarithmic axis."""
     figure, (sizes, rates) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for way, column in found["ways"].items():
         sizes.plot(found["depths"], [at["kv_bytes"] / MB for at in column], marker="o", label=label(way))
-        rates.plot(found["depths"], [at["decode_tok_s"]["median"] for at in column], marker="o", label=label(way))
+        rates.plot(found["depths"], [rate(at) for at in column], marker="o", label=label(way))
     for axes, what in ((sizes, "KV, MB a session"), (rates, "decode, tokens a second")):
         axes.set(xlabel="context, tokens", ylabel=what, xscale="log", ylim=(0, None))
         axes.set_xticks(found["depths"], [str(depth) for depth in found["depths"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 from aeonflow.tensors import Want
 
@@ -17,6 +17,7 @@ from .measure import machine, spread
 MODES = ("kv=f32", "kv=f16", "kv=q8", "kv=q4")
 DEPTHS = (100, 512, 2048, 4000, 8000)
 ROWS = 32  # decoded at each depth
+SOLO = "solo"
 WARM_ROWS = 2  # before them, not counted
 TURN_ROWS = 4  # of a session before it is the next one's turn: other work on the machine hits all alike
 
@@ -57,16 +58,16 @@ async def bench_kv_depth(
         "threads": threads,
         "rows": rows,
         "depths": sorted(depths),
-        "ways": {way: _column(index, measured) for index, way in enumerate(ways)},
+        "ways": {way: _column(index, measured, is_solo=setting.plan == SOLO) for index, way in enumerate(ways)},
     }
 
 
-class _AtDepth:
-    """Row times and bytes of every way at one depth."""
+class _AtDepth(NamedTuple):
+    """Row times (seconds, and of processor time) and bytes, of every way at one depth."""
 
-    def __init__(self, row_s: list[list[float]], num_bytes: list[int]) -> None:
-        self.row_s = row_s
-        self.num_bytes = num_bytes
+    row_s: list[list[float]]
+    row_cpu_s: list[list[float]]
+    num_bytes: list[int]
 
 
 class _Growing:
@@ -86,7 +87,8 @@ class _Growing:
         for lo in range(prefilled, depth, TURN_ROWS):
             await self._grow(lo, min(lo + TURN_ROWS, depth), 1)
         self._held = depth
-        return _AtDepth([track.pace.row_s[-rows:] for track in self._tracks], list(self._num_bytes))
+        paces = [track.pace for track in self._tracks]
+        return _AtDepth([p.row_s[-rows:] for p in paces], [p.row_cpu_s[-rows:] for p in paces], list(self._num_bytes))
 
     async def _grow(self, lo: int, hi: int, rows: int) -> None:
         """Every session in turn, `rows` a pass; what all of them hold more afterwards is what this one took."""
@@ -102,17 +104,22 @@ class _Growing:
         return [first + position * 7919 % (self._vocab_size - first) for position in range(lo, hi)]
 
 
-def _column(way: int, measured: Sequence[_AtDepth]) -> list[dict[str, Any]]:
-    """One way at every depth. `to_shallow`: rate over that at the least depth; `to_first`: over the first way's."""
-    shallow_s = statistics.median(measured[0].row_s[way])
+def _column(way: int, measured: Sequence[_AtDepth], *, is_solo: bool) -> list[dict[str, Any]]:
+    """One way at every depth. `to_shallow`: rate over that at the least depth; `to_first`: over the first way's.
+
+    In solo all of it is this process: ratios are of processor time, which other work on the machine hardly changes.
+    """
     column = []
     for at in measured:
-        median_s = statistics.median(at.row_s[way])
+        times = at.row_cpu_s if is_solo else at.row_s
+        shallow = (measured[0].row_cpu_s if is_solo else measured[0].row_s)[way]
+        median_s = statistics.median(times[way])
         column.append(
             {
                 "decode_tok_s": spread([1 / seconds for seconds in at.row_s[way]]),
-                "to_shallow": round(shallow_s / median_s, 3),
-                "to_first": round(statistics.median(at.row_s[0]) / median_s, 3),
+                "decode_cpu_tok_s": spread([1 / seconds for seconds in times[way]]) if is_solo else None,
+                "to_shallow": round(statistics.median(shallow) / median_s, 3),
+                "to_first": round(statistics.median(times[0]) / median_s, 3),
                 "kv_bytes": at.num_bytes[way],
             }
         )

@@ -24,16 +24,21 @@ MAX_ROWS = 256  # rows of a pass whose logits nobody wants
 
 
 class Pace:
-    """Rows and seconds of passes of several rows, seconds of each pass of one row."""
+    """Rows and seconds of passes of several rows; of each pass of one row its seconds, and this process' own ones.
+
+    In solo the latter are all that a row costs, whatever else the machine does.
+    """
 
     def __init__(self) -> None:
         self.prefill_rows = 0
         self.prefill_s = 0.0
         self.row_s: list[float] = []
+        self.row_cpu_s: list[float] = []
 
-    def add(self, rows: int, seconds: float) -> None:
+    def add(self, rows: int, seconds: float, cpu_s: float) -> None:
         if rows == 1:
             self.row_s.append(seconds)
+            self.row_cpu_s.append(cpu_s)
         else:
             self.prefill_rows += rows
             self.prefill_s += seconds
@@ -73,7 +78,7 @@ class Track:
                 answered.set_exception(error)
 
         sequence.on_answer, sequence.on_error = on_answer, on_error
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         at = 0
         while at < len(ids):
             room = sequence.room()
@@ -81,7 +86,7 @@ class Track:
             sequence.send(ids[at : at + rows], want)
             at += rows
         await answered
-        self.pace.add(len(ids), ended_s - began_s)
+        self.pace.add(len(ids), ended_s - began_s, time.process_time() - began_cpu_s)
         if want is Want.NONE:
             return None
         if want is Want.LAST:

@@ -73,6 +73,10 @@ class ChainPassage:
         last = last_position(tensor)
         parts = [tensor]
         if self._head_parts > 1:
+            if last < sequence.length:
+                return None  # answered already
+            if not sequence.is_awaited(last):  # what waits for its other parts was asked for, or it might for ever
+                raise BadTensorError(f"a head part answered for position {last}, which was not asked for")
             parts = sequence.partial.setdefault(last, [])
             parts.append(tensor)
             if len(parts) < self._head_parts:
@@ -103,8 +107,15 @@ def last_position(answer: Tensor) -> int:
 
 
 def join_parts(last: int, parts: Sequence[Tensor], vocab_size: int, *, num_bytes: int) -> Answer:
-    """One answer from the head's parts, their logits side by side in the order of the parts."""
+    """One answer from the head's parts, their logits side by side in the order of the parts.
+
+    BadTensorError for parts that are no answers, or not of one kind and position.
+    """
     hops = max(part.hop for part in parts)
+    kinds = {(part.port, part.dim0, last_position(part)) for part in parts}
+    if len(kinds) > 1 or last_position(parts[0]) != last:
+        told = ", ".join(f"port {port} of {rows} rows up to {end}" for port, rows, end in sorted(kinds))
+        raise BadTensorError(f"head parts for position {last} answered with {told}")
     if parts[0].port == Port.TOKEN:
         return Answer(last, None, hops, num_bytes)
     rows = [np.frombuffer(part.data, "<f4").reshape(part.dim0, part.dim1) for part in _in_order(parts)]

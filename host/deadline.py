@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from aeonflow.errors import AeonflowError, DeadlineError
+import msgspec
+
+from aeonflow.assembly import Message
+from aeonflow.errors import DeadlineError
 from aeonflow.messages import Carrier, Route, Where, Whereabouts, decode_reply
 
 from .links import StationLink
@@ -32,10 +35,8 @@ async def who_is_behind(
     for index, future in enumerate(asked):
         if future not in done:
             future.cancel()
-        elif not isinstance(future.exception(), AeonflowError):
-            reply = decode_reply(future.result().payload)
-            if isinstance(reply, Whereabouts):
-                replies[index] = reply
+        elif future.exception() is None and (reply := _whereabouts(future.result())) is not None:
+            replies[index] = reply
     waited = f"no answer for position {position} within {deadline_s:g} s"
     carrier = first_behind(route, (position or 0) + 1, replies)
     if carrier is None:
@@ -45,6 +46,15 @@ async def who_is_behind(
     if carrier.station not in replies:
         return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) does not answer at all")
     return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) has not passed it on")
+
+
+def _whereabouts(message: Message) -> Whereabouts | None:
+    """The reply, or None: a station that answers nonsense counts as one that does not answer."""
+    try:
+        reply = decode_reply(message.payload)
+    except msgspec.MsgspecError:
+        return None
+    return reply if isinstance(reply, Whereabouts) else None
 
 
 def first_behind(route: Route, end: int, replies: Mapping[int, Whereabouts]) -> Carrier | None:

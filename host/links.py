@@ -12,10 +12,13 @@ import enum
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from aeonflow import bands
 from aeonflow.assembly import Message
 from aeonflow.errors import (
     AeonflowError,
+    CallError,
     DeadlineError,
     LinkClosedError,
     RemoteProtocolError,
@@ -256,7 +259,10 @@ async def gather(
 
 def vent_error(message: Message) -> AeonflowError:
     """The typed error that a VENT message carries, its text led by the station's name."""
-    vent = decode_vent(message.payload)
+    try:
+        vent = decode_vent(message.payload)
+    except msgspec.MsgspecError as error:  # who waits for this reply must hear of it all the same
+        return CallError(f"a VENT on stream {message.stream:04x} that does not decode: {error}")
     named = f"station {vent.station}: {vent.message}" if vent.station else vent.message
     return from_code(vent.code, named)
 
@@ -264,7 +270,7 @@ def vent_error(message: Message) -> AeonflowError:
 def _decode(station: StationLink, message: Message) -> Any:
     try:
         return decode_reply(message.payload)
-    except Exception as error:
+    except msgspec.MsgspecError as error:
         raise RemoteProtocolError(f"station {station.name} sent a reply that is no control message: {error}") from error
 
 

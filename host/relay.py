@@ -173,6 +173,7 @@ def _parts(route: Route, role: str) -> list[Carrier]:
 
 def _add_slices(h: tuple[Port, Data, int], slices: list[tuple[Port, Data, int]]) -> tuple[Port, Data, int]:
     """x = h + the fixed tree over the slices' sums, as the holder of the next layer's input adds them on a chain."""
+    _check_alike([h, *slices])
     sums = [np.frombuffer(data, "<f4") for _, data, _ in slices]
     while len(sums) > 1:
         sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
@@ -184,7 +185,16 @@ def _sum(parts: list[tuple[Port, Data, int]]) -> tuple[Port, Data, int]:
     """The embed parts' x added in the order of the parts: all but one are zero in each row, so the sum is exact."""
     if len(parts) == 1:
         return parts[0]
+    _check_alike(parts)
     total = np.frombuffer(parts[0][1], "<f4").copy()
     for _, data, _ in parts[1:]:
         total += np.frombuffer(data, "<f4")
     return Port.X, total.data.cast("B"), parts[0][2]
+
+
+def _check_alike(parts: list[tuple[Port, Data, int]]) -> None:
+    """BadTensorError unless all have one shape: they are to be added."""
+    shapes = {(len(data), width) for _, data, width in parts}
+    if len(shapes) > 1:
+        told = " and ".join(f"{size} bytes of width {width}" for size, width in sorted(shapes))
+        raise BadTensorError(f"parts of one sum have {told}")

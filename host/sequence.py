@@ -111,6 +111,10 @@ class TokenSequence:
         """Last position of the oldest pass that is not answered, None when nothing is under way."""
         return self._in_flight[0] if self._in_flight else None
 
+    def is_awaited(self, last: int) -> bool:
+        """Is a pass that ends at position `last` under way?"""
+        return last in self._in_flight
+
     def room(self) -> int | None:
         """Rows that the next pass may have without crossing a state barrier; None: any number."""
         at = next_barrier(self.barriers, len(self.tokens))

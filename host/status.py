@@ -6,7 +6,10 @@ Health is a token through the whole chain, not a port that answers: `ready` is t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from aeonflow.errors import AeonflowError
 from aeonflow.messages import Stats, StatsReply, decode_reply
@@ -154,9 +157,10 @@ async def _station_stats(network: Network) -> dict[int, StatsReply]:
         if future not in done:
             future.cancel()
         elif future.exception() is None:
-            reply = decode_reply(future.result().payload)
-            if isinstance(reply, StatsReply):
-                found[index] = reply
+            with contextlib.suppress(msgspec.MsgspecError):  # nonsense counts as no answer
+                reply = decode_reply(future.result().payload)
+                if isinstance(reply, StatsReply):
+                    found[index] = reply
     return found
 
 

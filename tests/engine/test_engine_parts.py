@@ -157,6 +157,11 @@ def logits(part: int, values: list[float], *, hop: int = 3, rows: int = 1) -> Te
     )
 
 
+def acknowledged(part: int, position: int) -> Tensor:
+    data = struct.pack("<I", position)
+    return Tensor(1, 1, 0, 4, 4, 1, 0, Kind.CANONICAL, Port.TOKEN, options_byte(part=part), DType.U32, 7, 3, 1, 1, data)
+
+
 def test_head_parts_are_joined_in_their_order_whatever_order_they_came_in() -> None:
     joined = join_parts(4, [logits(1, [3.0], hop=5), logits(0, [1.0, 2.0])], 3, num_bytes=11)
     assert joined.logits is not None
@@ -171,6 +176,10 @@ def test_head_parts_are_joined_in_their_order_whatever_order_they_came_in() -> N
         ([logits(0, [1.0]), logits(0, [2.0])], r"parts \[0, 0\]"),
         ([logits(0, [1.0]), logits(2, [2.0])], r"parts \[0, 2\]"),
         ([logits(0, [1.0]), logits(1, [2.0])], "vocabulary has 3"),
+        ([logits(0, [1.0, 2.0]), acknowledged(1, 5)], "port 8 of 1 rows up to 4, port 9 of 1 rows up to 4"),
+        ([acknowledged(0, 5), acknowledged(1, 6)], "up to 4, port 9 of 1 rows up to 5"),
+        ([acknowledged(0, 9)], "position 4 answered with port 9 of 1 rows up to 8"),
+        ([logits(0, [1.0, 2.0]), logits(1, [3.0, 4.0], rows=2)], "of 1 rows up to 4, port 8 of 2 rows up to 5"),
     ],
 )
 def test_head_parts_that_do_not_fit_together_are_refused(parts: list[Tensor], named: str) -> None:

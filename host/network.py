@@ -81,6 +81,7 @@ class Network:
         self._ready = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._recovering: set[StationLink] = set()
+        self._explaining = 0  # of those, how many whose processes' last words are awaited
         self._watch_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -192,6 +193,8 @@ class Network:
         now = tuple(station.incarnation for station in self.stations)
         newcomers = [s for s, a, b in zip(self.stations, sequence.incarnations, now, strict=True) if a != b]
         if newcomers:
+            for station in newcomers:
+                station.tell(Close(sequence.session))  # an earlier try that was cut short may have opened it there
             await self._open_on(newcomers, sequence)
         sequence.use(self._passage)
         sequence.restart(min(base, sequence.length))
@@ -264,9 +267,16 @@ class Network:
             return
         error = vent_error(message)
         if isinstance(error, StationLostError | LinkClosedError):
-            asyncio.get_running_loop().call_later(LOSS_NOTICE_S, sequence.failed_if_current, sequence.epoch, error)
+            loop = asyncio.get_running_loop()
+            loop.call_later(LOSS_NOTICE_S, self._lost_to_a_neighbour, sequence, sequence.epoch, error)
         else:
             sequence.failed(error)
+
+    def _lost_to_a_neighbour(self, sequence: TokenSequence, epoch: int, error: AeonflowError) -> None:
+        """A station reported another lost, some time ago. While the host itself is finding out why a station is lost,
+        that will say more, and fails every session under way."""
+        if not self._explaining:
+            sequence.failed_if_current(epoch, error)
 
     # Loss and return.
 
@@ -281,7 +291,11 @@ class Network:
             self._spawn(self._recover(station), f"recover {station.name}")
 
     async def _recover(self, station: StationLink) -> None:
-        error = await station.explain_loss()
+        self._explaining += 1
+        try:
+            error = await station.explain_loss()
+        finally:
+            self._explaining -= 1
         station.fail_pending(error)
         for sequence in list(self.sequences.values()):
             if sequence.oldest_in_flight is not None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Self, Unpack
 
+from aeonflow.errors import CancelledCallError
+
 from .decode import Decoder, Outbox
 from .errors import SessionBusyError
 from .generate import Generation
@@ -49,7 +51,7 @@ class Session:
         self._sequence: TokenSequence | None = None
         self._decoder: Decoder | None = None
         self._is_busy = False
-        self._decoder = None
+        self._num_closed = 0
         self._used_s = 0.0
 
     async def __aenter__(self) -> Self:
@@ -68,8 +70,13 @@ class Session:
 
     async def close(self) -> None:
         """Forget the conversation at every station; an answer under way is cancelled."""
+        self._num_closed += 1
         if self._decoder is not None:
             self._decoder.cancel()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Free the rows at every station."""
         sequence, self._sequence = self._sequence, None
         if sequence is not None:
             self._engine.network.close_session(sequence)
@@ -87,8 +94,12 @@ class Session:
         if self._is_busy:
             raise SessionBusyError("this session is generating: wait for its answer, or cancel it")
         self._is_busy = True
+        num_closed = self._num_closed
         try:
             sequence = await self._prepare(request)
+            if self._num_closed != num_closed:  # meanwhile: what was opened or resumed is nobody's any more
+                self._forget()
+                raise CancelledCallError("the session was closed before its answer began")
             decoder = self._engine.start(request, sequence, outbox, lambda: self._ended(turn, sequence))
         except BaseException:
             self._is_busy = False
@@ -103,7 +114,7 @@ class Session:
         if sequence is not None:
             is_forgotten = engine.clock() - self._used_s > IDLE_MARGIN * network.idle_s
             if is_forgotten or sequence.is_closed or request.num_positions > sequence.max_positions:
-                await self.close()
+                self._forget()
                 sequence = None
         if sequence is None:
             reserve = max(request.num_positions, MIN_RESERVED_POSITIONS)

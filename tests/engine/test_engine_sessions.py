@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from aeonflow.errors import CancelledCallError
 from host import Engine, Result
 from stations.models.folder import ModelFolder
 
@@ -169,3 +170,37 @@ async def test_rows_that_every_station_still_holds_are_kept_when_one_without_row
         after = await session.generate(longer, max_tokens=6, ignore_eos=True, logits_hash=True).collect()
         assert after.usage.cached_tokens == len(ids)
     assert same(after, await cold(engine, longer))
+
+
+async def test_a_resumption_that_was_cut_short_is_made_again(engine: Engine, fleet: LocalFleet) -> None:
+    ids = list(range(10, 50))
+    async with engine.session() as session:
+        await session.generate(ids, max_tokens=6, ignore_eos=True).collect()
+        station = fleet.station("attn")
+        await station.stop()
+        await station.start()
+        await engine.network.wait_ready(60.0)
+        cut_short = asyncio.create_task(session.generate([*ids, 7], max_tokens=6, ignore_eos=True).collect())
+        await fleet.until(lambda _: station.num_sessions == 1)  # opened there again; the host does not know it yet
+        cut_short.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cut_short
+        longer = [*ids, 7, 8, 9]
+        after = await session.generate(longer, max_tokens=6, ignore_eos=True, logits_hash=True).collect()
+    assert same(after, await cold(engine, longer))
+    await fleet.until(lambda stations: not any(stations.sessions()))
+
+
+async def test_a_session_closed_while_an_answer_is_about_to_begin_leaves_nothing_at_the_stations(
+    engine: Engine, fleet: LocalFleet
+) -> None:
+    session = engine.session()
+    answer = asyncio.create_task(session.generate("Hello", max_tokens=400, ignore_eos=True).collect())
+    await fleet.until(lambda stations: any(stations.sessions()))
+    await session.close()
+    with pytest.raises(CancelledCallError, match="closed before its answer began"):
+        await answer
+    await fleet.until(lambda stations: not any(stations.sessions()))
+    again = await session.generate([1, 2, 3], max_tokens=4, ignore_eos=True, logits_hash=True).collect()
+    assert same(again, await cold(engine, [1, 2, 3], 4))
+    await session.close()

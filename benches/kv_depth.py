@@ -11,7 +11,7 @@ from aeonflow import new_event_loop
 from host.bench.kv_depth import DEPTHS, MODES, ROWS, bench_kv_depth
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--ways", nargs="+", default=MODES, metavar="NAME=VALUE,…", help="e.g. kv=q8,max_rows=25%%")
+parser.add_argument("--ways", nargs="+", default=MODES, metavar="NAME=VALUE …", help="e.g. 'kv=q8 max_rows=25%%'")
 parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
 parser.add_argument("--rows", type=int, default=ROWS, help="decoded at each depth")
 parser.add_argument("--model", default="smollm2", help="name in the cache, or synthetic:…")

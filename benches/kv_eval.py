@@ -18,7 +18,7 @@ from host.bench.measure import machine
 from host.engine import Engine
 from host.evaluate import evaluate, texts_to_windows
 
-DEFAULT_OPTIONS = ("kv=f16", "kv=q8", "kv=q8,exact_recent=64", "kv=q8k", "kv=q8v", "kv=q4")
+DEFAULT_OPTIONS = ("kv=f16", "kv=q8", "kv=q8 exact_recent=64", "kv=q8k", "kv=q8v", "kv=q4")
 SAY_EVERY_S = 30.0
 
 
@@ -57,7 +57,7 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("files", type=Path, nargs="+")
 parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8000])
 parser.add_argument("--tokens", type=int, default=8192, help="at most so many of each file")
-parser.add_argument("--options", nargs="+", default=DEFAULT_OPTIONS, metavar="NAME=VALUE,…")
+parser.add_argument("--options", nargs="+", default=DEFAULT_OPTIONS, metavar="NAME=VALUE …")
 parser.add_argument("--model", default="smollm2")
 parser.add_argument("--plan", default="solo")
 parser.add_argument("--threads", type=int, default=None)

@@ -16,8 +16,8 @@ MB = 1e6
 
 
 def label(way: str) -> str:
-    """`kv=q8,exact_recent=64` → `q8 exact_recent=64`."""
-    return way.removeprefix("kv=").replace(",", " ")
+    """`kv=q8 exact_recent=64` → `q8 exact_recent=64`."""
+    return way.removeprefix("kv=")
 
 
 def rate(at: dict[str, Any]) -> float:

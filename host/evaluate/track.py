@@ -21,6 +21,7 @@ from ..sequence import Answer, TokenSequence
 F32 = npt.NDArray[np.float32]
 
 MAX_ROWS = 256  # rows of a pass whose logits nobody wants
+MAX_IN_FLIGHT = 32  # passes; stations queue them
 
 
 class Pace:
@@ -59,36 +60,13 @@ class Track:
 
         Passes end at state barriers. Raises what a station says of them.
         """
-        sequence = self._sequence
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        last = len(sequence.tokens) + len(ids) - 1
-        parts: list[F32] = []
-        ended_s = 0.0
-
-        def on_answer(answer: Answer) -> None:
-            nonlocal ended_s
-            if answer.logits is not None:
-                parts.append(answer.logits)
-            if answer.last == last and not answered.done():
-                ended_s = time.perf_counter()
-                answered.set_result(None)
-
-        def on_error(error: AeonflowError) -> None:
-            if not answered.done():
-                answered.set_exception(error)
-
-        sequence.on_answer, sequence.on_error = on_answer, on_error
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        at = 0
-        while at < len(ids):
-            room = sequence.room()
-            rows = min(len(ids) - at, self._max_rows, len(ids) if room is None else room)
-            sequence.send(ids[at : at + rows], want)
-            at += rows
-        await answered
-        self.pace.add(len(ids), ended_s - began_s, time.process_time() - began_cpu_s)
+        feeding = _Feeding(self._sequence, ids, want, self._max_rows)
+        await feeding.done
+        self.pace.add(len(ids), feeding.ended_s - began_s, time.process_time() - began_cpu_s)
         if want is Want.NONE:
             return None
+        parts = feeding.logits
         if want is Want.LAST:
             return parts[-1]
         logits = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -105,6 +83,46 @@ class Track:
     def abandon(self) -> None:
         """End the session at once. Idempotent."""
         self._network.close_session(self._sequence)
+
+
+class _Feeding:
+    """Rows on their way, as many passes as state barriers make of them, at most `MAX_IN_FLIGHT` unanswered."""
+
+    def __init__(self, sequence: TokenSequence, ids: Sequence[int], want: Want, max_rows: int) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.logits: list[F32] = []
+        self.ended_s = 0.0
+        self._sequence = sequence
+        self._ids = ids
+        self._want = want
+        self._max_rows = max_rows
+        self._sent = self._in_flight = 0
+        sequence.on_answer, sequence.on_error = self._answered, self._fail
+        self._send()
+
+    def _send(self) -> None:
+        while self._in_flight < MAX_IN_FLIGHT and (left := len(self._ids) - self._sent):
+            room = self._sequence.room()
+            rows = min(left, self._max_rows, left if room is None else room)
+            self._sequence.send(self._ids[self._sent : self._sent + rows], self._want)
+            self._sent += rows
+            self._in_flight += 1
+
+    def _answered(self, answer: Answer) -> None:
+        self._in_flight -= 1
+        if answer.logits is not None:
+            self.logits.append(answer.logits)
+        try:
+            self._send()
+        except AeonflowError as error:  # a link that broke: who waits must hear of it, not the reader of another
+            self._fail(error)
+        if not self._in_flight and not self.done.done():
+            self.ended_s = time.perf_counter()
+            self.done.set_result(None)
+
+    def _fail(self, error: AeonflowError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 async def open_track(network: Network, num_rows: int, kv: KvOptions, pace: Pace) -> Track:

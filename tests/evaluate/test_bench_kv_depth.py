@@ -26,7 +26,10 @@ async def test_every_way_decodes_at_every_depth_and_says_what_it_holds_there(tin
 
 
 def test_a_way_is_named_as_in_open_cache_and_shares_are_of_the_context() -> None:
-    assert kv_way("kv=q8,exact_recent=64", 1000).to_wire() == {"kv": "q8", "exact_recent": 64}
-    assert kv_way("kv=q4,exact_recent=5%", 2000).exact_recent == 100
+    assert kv_way("kv=q8 exact_recent=64", 1000).to_wire() == {"kv": "q8", "exact_recent": 64}
+    assert kv_way("kv=q4 exact_recent=5%", 2000).exact_recent == 100
+    overlay = kv_way("o1=m=16,w=64,layers=1-2", 1000).o1
+    assert overlay is not None
+    assert (overlay.m, overlay.w, overlay.layers) == (16, 64, (1, 2))
     with pytest.raises(UnsupportedError, match="rows"):
         kv_way("rows=7", 1000)

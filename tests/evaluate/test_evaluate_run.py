@@ -99,6 +99,30 @@ async def test_options_side_by_side_give_what_each_gives_alone_and_plans_change_
     assert [figures(found) for found in cut] == [figures(found) for found in together]
 
 
+async def test_layers_that_change_form_at_every_row_are_fed_all_the_same(tiny_model: Path) -> None:
+    sealed = parse_kv_options({"o1": {"m": 8, "w": 16, "sink": 4}})
+    assert sealed.o1 is not None
+    assert sealed.o1.boundary < WINDOWS[0].first_scored + 16
+    async with Engine.launch(model=str(tiny_model), threads=1) as engine:
+        (found,) = await evaluate(engine, WINDOWS, [sealed])
+    assert found.kl is not None
+    assert found.kl.value > 0
+    assert found.bytes_ratio < 1
+
+
+async def test_rows_that_leave_cost_recall_and_save_bytes(tiny_model: Path) -> None:
+    windows = texts_to_windows([[(i * i + 7 * i + i // 3) % 512 for i in range(500)]], 400, 4096)
+    ways = [parse_kv_options({"max_rows": 128, "evict": evict}) for evict in ("born", "recent")]
+    async with Engine.launch(model=str(tiny_model), threads=1) as engine:
+        exact, *found = await evaluate(engine, windows, [KvOptions(), *ways, parse_kv_options({"window": 32})])
+    assert exact.kl is not None
+    assert exact.kl.value == 0
+    for one in found:
+        assert one.kl is not None
+        assert one.kl.value > 0
+        assert one.bytes_ratio < 0.5
+
+
 async def test_kv_bytes_are_those_of_caches_with_as_many_rows(tiny_model: Path) -> None:
     card = ModelFolder.open(tiny_model).card
     async with Engine.launch(model=str(tiny_model), threads=1) as engine:

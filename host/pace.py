@@ -43,7 +43,9 @@ class Pace:
         return self.costs.fixed_s + self.costs.row_s + self.shape.num_hops * self.costs.hop_s
 
     def calibrate(self, one: Measured, more: Measured) -> None:
-        """Costs from two probes of different numbers of rows."""
+        """Costs from two probes of different numbers of rows; estimates stay where a station did not say its part."""
+        if one.compute_s <= 0.0:  # its counters came too late, on a machine under load
+            return
         row_s = (more.compute_s - one.compute_s) / (more.rows - one.rows)
         row_s = min(max(row_s, 0.01 * one.compute_s), one.compute_s)  # noise must not make rows free
         hop_s = (one.seconds - one.compute_s) / self.shape.num_hops if self.shape.num_hops else MIN_HOP_S

@@ -5,6 +5,7 @@ The schema and what combines with what is `aeonflow/kv_options.py`'s; here are t
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aeonflow.errors import UnsupportedError
@@ -13,6 +14,7 @@ from aeonflow.kv_options import KvOptions, parse_kv_options
 from .errors import InvalidRequestError, UnsupportedOptionError
 
 _NO_ZERO = {"max_rows", "window"}
+_KEYWORDS = {"exact_recent": "kv_exact_recent", "max_rows": "kv_max", "evict": "kv_evict", "sink": "kv_sink"}
 
 
 def make_kv_options(*, o1: str | None = None, approximate: bool = False, **keywords: Any) -> KvOptions:
@@ -25,16 +27,24 @@ def make_kv_options(*, o1: str | None = None, approximate: bool = False, **keywo
         if not approximate:
             raise UnsupportedOptionError(
                 f"o1 {o1}: it is not shown on this model that landmarks beat sinks and a window of equal bytes (on"
-                " SmolLM2 they do not: KL 0.16 against 0.09); --approximate uses them all the same, --window is the alternative"
+                " SmolLM2 they do not: KL 0.16 against 0.09); --approximate uses them all the same, --window is the"
+                " alternative"
             )
     given = {name: value for name, value in keywords.items() if value is not None}
     for name in _NO_ZERO & given.keys():
         if given[name] == 0:
-            raise InvalidRequestError(f"{name} 0: leave it out to be without")
+            raise InvalidRequestError(f"{_KEYWORDS.get(name, name)} 0: leave it out to be without")
     try:
         return parse_kv_options(given)
     except UnsupportedError as error:
-        raise UnsupportedOptionError(str(error)) from None
+        raise UnsupportedOptionError(_in_keywords(str(error))) from None
+
+
+def _in_keywords(message: str) -> str:
+    """A message about options on the wire in the words that users know. (The parts of o1 are called the same.)"""
+    if message.startswith("cache option o1 "):
+        return message
+    return re.sub(r"\b(" + "|".join(_KEYWORDS) + r")\b", lambda found: _KEYWORDS[found[0]], message)
 
 
 def parse_overlay(text: str) -> dict[str, Any]:

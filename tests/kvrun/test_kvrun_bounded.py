@@ -180,18 +180,18 @@ def test_fast_and_reference_kernels_read_windows_and_keep_mass_alike(
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"kv": "q4", "kv_max": 200}, "max_rows=200 and kv=q4 contradict"),
-    ({"kv": "q8", "kv_exact_recent": 8, "kv_max": 200}, "max_rows=200 and kv=q8 exact_recent=8 contradict"),
-    ({"kv_max": 200, "window": 40}, "window=40 and max_rows=200 contradict"),
-    ({"kv_evict": "born"}, "evict=born without max_rows"),
-    ({"kv_sink": 3}, "sink=3 without max_rows"),
-    ({"kv_max": 100}, "max_rows=100: at least 128"),
-    ({"kv_max": 128, "kv_sink": 33}, "sink=33: 0 to 32"),
-    ({"kv_max": 128, "kv_evict": "oldest"}, "evict='oldest': supported are recent, born"),
+    ({"kv": "q4", "kv_max": 200}, "kv_max=200 and kv=q4 contradict"),
+    ({"kv": "q8", "kv_exact_recent": 8, "kv_max": 200}, "kv_max=200 and kv=q8 kv_exact_recent=8 contradict"),
+    ({"kv_max": 200, "window": 40}, "window=40 and kv_max=200 contradict"),
+    ({"kv_evict": "born"}, "kv_evict=born without kv_max"),
+    ({"kv_sink": 3}, "kv_sink=3 without kv_max"),
+    ({"kv_max": 100}, "kv_max=100: at least 128"),
+    ({"kv_max": 128, "kv_sink": 33}, "kv_sink=33: 0 to 32"),
+    ({"kv_max": 128, "kv_evict": "oldest"}, "kv_evict='oldest': supported are recent, born"),
     ({"window": 3}, "window=3: at least 16"),
     ({"window": 0}, "window 0: leave it out"),
-    ({"kv": "f16", "kv_exact_recent": 4}, "kv=f16 and exact_recent=4 contradict"),
-    ({"kv": "q8", "kv_exact_recent": -1}, "exact_recent=-1: 0 to 4096"),
+    ({"kv": "f16", "kv_exact_recent": 4}, "kv=f16 and kv_exact_recent=4 contradict"),
+    ({"kv": "q8", "kv_exact_recent": -1}, "kv_exact_recent=-1: 0 to 4096"),
     ({"kv": "q2"}, "kv='q2': supported are f32"),
 ]
 

@@ -86,6 +86,19 @@ class FlowSendBatcher:
             self._is_scheduled = True
             (self._schedule or asyncio.get_running_loop().call_soon)(self._end_of_turn)
 
+    def write_frame(self, packed: Buffer) -> None:
+        """Write one packed frame at once, in one message with what waits."""
+        if self._waiting:
+            self.send_frame(packed)
+            self.flush()
+            return
+        if self._is_closed:
+            raise self._closed()
+        self.frames += 1
+        self.messages += 1
+        self.bytes += len(packed)
+        self._write(packed)
+
     def flush(self) -> None:
         """Write what waits, as one message, now."""
         waiting = self._waiting

@@ -158,6 +158,13 @@ class Link:
         for packed in cut_message(stream, sequence, pieces, flags, self.limits.max_message_bytes):
             self._batcher.send_frame(packed)
 
+    def send_now(self, stream: int, sequence: int, pieces: Buffer | Sequence[Buffer], flags: Flags = Flags.FIN) -> None:
+        """`send` and `flush` in one: for a message that is known to be alone in its turn."""
+        if self._is_closed:
+            raise self._closed()
+        for packed in cut_message(stream, sequence, pieces, flags, self.limits.max_message_bytes):
+            self._batcher.write_frame(packed)
+
     def flush(self) -> None:
         """Send what waits in the batcher now, not at the end of this turn."""
         self._batcher.flush()

@@ -8,6 +8,7 @@ dropped and `on_lost` told, and the next message starts anew.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -20,12 +21,15 @@ from aeonflow.errors import (
     AuthenticationError,
     FrameTooLargeError,
     LinkClosedError,
+    LocalProtocolError,
     OverloadedError,
     StationLostError,
     VersionMismatchError,
 )
 
 from ..core.outgoing import ToStation
+
+logger = logging.getLogger("stations.peers")
 
 
 class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +70,15 @@ class Peer:
         self._failures = 0  # dials in a row that failed
         self._dialling: asyncio.Task[None] | None = None
 
-    def send(self, message: ToStation) -> None:
-        """Send now, or as soon as the link is up."""
+    def send(self, message: ToStation, *, now: bool = False) -> None:
+        """Send as soon as the link is up; `now`: written at once, else with the next flush."""
         link = self.link
         if link is None:
             self._wait(_Waiting(message))
             return
         try:
-            link.send(message.stream, link.next_sequence(), message.pieces, message.flags)
+            send = link.send_now if now else link.send
+            send(message.stream, link.next_sequence(), message.pieces, message.flags)
         except FrameTooLargeError as error:
             self._peers.on_unsent(message, error)
         except LinkClosedError:  # its on_close is on the way
@@ -121,7 +126,7 @@ class Peer:
             except TimeoutError:
                 self._give_up(f"no connection within {options.lost_after_s:g} s")
                 return
-            except (AuthenticationError, VersionMismatchError) as error:  # trying again changes nothing
+            except (AuthenticationError, VersionMismatchError, LocalProtocolError) as error:  # trying again is vain
                 self._give_up(str(error))
                 return
             except AeonflowError as error:
@@ -132,6 +137,10 @@ class Peer:
                     self._give_up(str(error))
                     return
                 await asyncio.sleep(pause)
+            except Exception as error:  # nobody awaits this task: the hosts must hear of a bug, and the next try begin
+                logger.exception("dialling %s failed", self.url)
+                self._give_up(f"internal error: {type(error).__name__}")
+                return
         self._dialling = None
         self._failures = 0
         if link.is_closed:  # between its hello and here

@@ -39,7 +39,6 @@ DRAIN_POLL_S = 0.05
 QUIET_S = 1.0  # a session unused for so long does not keep a draining station
 
 AnswerWeights = Callable[[Message, int], bytes]  # request, largest reply in bytes → reply
-Mark = tuple[float, Outgoing, Link | Peer]  # when framing began, what, for whom: of a message not yet written
 
 
 class Shell:
@@ -217,51 +216,63 @@ class Shell:
                 self._pump()
 
     def _send_outgoing(self) -> None:
-        """Hand every effect to its link, then flush those used: what one turn made leaves together, and now.
+        """Hand every effect to its link: what one turn made leaves together, and now.
 
-        One pass alone has at most two outputs, for two stations: the first (n, on the critical path) does not wait for
-        the second to be framed.
+        One pass alone makes one or two, for two stations: each is written at once, the first (n, on the critical path)
+        before the second is framed.
         """
-        take, find_peer, trace = self.station.take_outgoing, self._peers.get, self.station.trace
+        take = self.station.take_outgoing
         while outgoing := take():
-            used: list[Link | Peer] = []
-            marks: list[Mark] = []
-            is_alone = len(outgoing) <= 2
+            if len(outgoing) > 2 or (len(outgoing) == 2 and outgoing[0][0] == outgoing[1][0]):
+                self._send_together(outgoing)
+                continue
+            trace = self.station.trace
             for effect in outgoing:
                 began_s = trace.clock() if trace is not None else 0.0
-                if type(effect) is ToStation:
-                    try:
-                        peer = find_peer(effect.url)
-                    except StationLostError as error:  # its route was replaced while this was computed
-                        self.station.unsent(effect, error)
-                        continue
-                    if is_alone and used and used[0] is not peer:
-                        used[0].flush()
-                        if trace is not None:
-                            began_s = _record_sent(trace, used[0], marks)
-                    peer.send(effect)
-                    used.append(peer)
-                    if trace is not None:
-                        marks.append((began_s, effect, peer))
-                elif type(effect) is ToLink:
-                    link = self.links.get(effect.link)
-                    if link is not None:
-                        self._send_on(link, effect)
-                        used.append(link)
-                        if trace is not None:
-                            marks.append((began_s, effect, link))
-            for target in used:
-                target.flush()
+                self._send(effect, now=True)
                 if trace is not None:
-                    _record_sent(trace, target, marks)
+                    _record_sent(trace, began_s, effect)
 
-    def _send_on(self, link: Link, effect: ToLink) -> None:
-        try:
-            link.send(effect.stream, effect.sequence, effect.pieces, effect.flags)
-        except FrameTooLargeError as error:
-            self.station.unsent(effect, error)
-        except LinkClosedError:
-            pass  # its on_close drops the sessions of that host
+    def _send_together(self, outgoing: list[Outgoing]) -> None:
+        """Frame all, then flush the links used: what goes to one station is one message."""
+        trace = self.station.trace
+        used: dict[int, Link | Peer] = {}
+        marks: list[tuple[float, Outgoing, int]] = []
+        for effect in outgoing:
+            began_s = trace.clock() if trace is not None else 0.0
+            target = self._send(effect)
+            if target is not None:
+                used[id(target)] = target
+                if trace is not None:
+                    marks.append((began_s, effect, id(target)))
+        for key, target in used.items():
+            target.flush()
+            if trace is not None:
+                for began_s, effect, to in marks:
+                    if to == key:
+                        _record_sent(trace, began_s, effect)
+
+    def _send(self, effect: Outgoing, *, now: bool = False) -> Link | Peer | None:
+        """Queue an effect on its link, or write it `now`. Returns what to flush."""
+        if type(effect) is ToStation:
+            try:
+                peer = self._peers.get(effect.url)
+            except StationLostError as error:  # its route was replaced while this was computed
+                self.station.unsent(effect, error)
+                return None
+            peer.send(effect, now=now)
+            return peer
+        assert type(effect) is ToLink
+        link = self.links.get(effect.link)
+        if link is not None:
+            try:
+                send = link.send_now if now else link.send
+                send(effect.stream, effect.sequence, effect.pieces, effect.flags)
+            except FrameTooLargeError as error:
+                self.station.unsent(effect, error)
+            except LinkClosedError:
+                pass  # its on_close drops the sessions of that host
+        return link
 
     def _weights(self, link: Link, message: Message) -> None:
         """af40 is answered in the loop: a card, or a piece of a mapped file. Errors go back as VENTs, by the link."""
@@ -293,10 +304,6 @@ class Shell:
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
 
-def _record_sent(trace: Recorder, target: Link | Peer, marks: list[Mark]) -> float:
-    """What was framed for `target` has just been written. Returns the time now."""
-    for began_s, effect, to in marks:
-        if to is target:
-            trace.sent(began_s, effect.stream, effect.pieces, effect.url if isinstance(effect, ToStation) else "")
-    marks[:] = [mark for mark in marks if mark[2] is not target]
-    return trace.clock()
+def _record_sent(trace: Recorder, began_s: float, effect: Outgoing) -> None:
+    """A message that began to be framed at `began_s` has just been written."""
+    trace.sent(began_s, effect.stream, effect.pieces, effect.url if isinstance(effect, ToStation) else "")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ..errors import AeonflowError, AuthenticationError, LinkClosedError, LocalProtocolError
 from .base import Wire
 
+MAX_LABEL_CHARS = 63  # of a host's name, between two dots (RFC 1035)
 MAX_QUOTED_CHARS = 200  # of a foreign server's answer in an error message
 
 
@@ -39,8 +40,8 @@ def make_target(
         raise LocalProtocolError(f"{url}: not a URL: {error}") from None
     if parts.scheme not in ("ws", "wss"):
         raise LocalProtocolError(f"{url}: the scheme must be ws or wss")
-    if not parts.hostname or not url.isascii():
-        raise LocalProtocolError(f"{url}: a host in ASCII is needed")
+    if not parts.hostname or not url.isascii() or not _is_name(parts.hostname):
+        raise LocalProtocolError(f"{url}: a host in ASCII is needed, its labels of 1 to {MAX_LABEL_CHARS} characters")
     if parts.username is not None or parts.fragment:
         raise LocalProtocolError(f"{parts.scheme}://{parts.hostname}: a user or a fragment has no place in the URL")
     if parts.scheme == "wss":
@@ -49,6 +50,11 @@ def make_target(
         raise LocalProtocolError(f"{url}: TLS options need a wss:// URL")
     headers = {"Authorization": f"Bearer {token}"}
     return Target(url, parts.hostname, port or (443 if ssl else 80), ssl, headers, max_message_bytes, timeout_s)
+
+
+def _is_name(host: str) -> bool:
+    """Can a resolver be asked for it? The system's own raises UnicodeError for other labels, which is no OSError."""
+    return all(1 <= len(label) <= MAX_LABEL_CHARS for label in host.removesuffix(".").split("."))
 
 
 def http_refusal(url: str, status: int, body: str) -> AeonflowError:

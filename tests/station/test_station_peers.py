@@ -124,6 +124,35 @@ async def test_a_neighbour_that_refuses_the_key_is_lost_at_once(neighbour: Neigh
         assert sender.dials == 1
 
 
+@pytest.mark.parametrize(("url", "named"), [("ws://a..b:1", "host"), ("http://127.0.0.1:1", "scheme")])
+async def test_an_address_that_is_none_is_given_up_at_once(url: str, named: str) -> None:
+    async with desk(url, lost_after_s=WAIT_S) as sender:
+        for tries in (1, 2):  # the next message starts anew
+            sender.send(url, b"x")
+            lost_url, reason = await asyncio.wait_for(sender.lost.get(), WAIT_S)
+            assert lost_url == url
+            assert named in reason
+            assert sender.dials == tries
+
+
+async def test_a_dial_that_fails_in_an_unforeseen_way_is_told_and_the_next_message_starts_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with desk("ws://a:1", lost_after_s=WAIT_S) as sender:
+
+        async def dial(url: str, on_message: Any, on_close: Any) -> Link:
+            sender.dials += 1
+            raise ZeroDivisionError("a bug")
+
+        sender.peers.dial = dial
+        for tries in (1, 2):
+            sender.send("ws://a:1", b"x")
+            told = await asyncio.wait_for(sender.lost.get(), WAIT_S)
+            assert told == ("ws://a:1", "internal error: ZeroDivisionError")
+            assert sender.dials == tries
+    assert "dialling ws://a:1 failed" in caplog.text
+
+
 async def test_an_address_that_no_route_names_is_never_dialled(neighbour: Neighbour) -> None:
     url = await neighbour.start()
     async with desk() as sender:

@@ -204,6 +204,8 @@ async def test_a_port_in_use_is_named() -> None:
         ("ws://127.0.0.1:1/#x", "a user or a fragment"),
         ("ws://127.0.0.1:99999", "not a URL"),
         ("ws://höst:1", "host in ASCII"),
+        ("ws://a..b:1", "labels of 1 to 63"),
+        (f"ws://{'a' * 64}.example:1", "labels of 1 to 63"),
     ],
 )
 async def test_urls_that_make_no_sense_are_refused_without_dialling(url: str, message: str) -> None:

@@ -18,6 +18,7 @@ from .conftest import KERNELS, WAIT_S, drained, short_answer, under_way
 
 
 async def pid_of(engine: Engine, name: str) -> int:
+    """Asked before a generation begins: a status takes time, in which it might end."""
     status = await engine.status()
     return int(next(station["pid"] for station in status["stations"] if station["name"] == name))
 
@@ -31,9 +32,9 @@ async def test_a_station_killed_mid_token_is_named_with_its_signal_and_the_next_
     victim: str, tiny_model: Path
 ) -> None:
     async with asyncio.timeout(2 * WAIT_S), launched(tiny_model, "trisplit") as engine:
-        expected = await short_answer(engine)
+        expected, pid = await short_answer(engine), await pid_of(engine, victim)
         generation = await under_way(engine)
-        os.kill(await pid_of(engine, victim), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         with pytest.raises(StationLostError, match=rf"station {victim} .*killed by SIGKILL"):
             await drained(generation)
         assert await short_answer(engine) == expected
@@ -46,10 +47,10 @@ async def test_other_engines_go_on_while_a_station_of_one_is_killed(tiny_model: 
         launched(tiny_model, "layers:2") as engine,
         launched(tiny_model, "layers:2") as other,
     ):
-        expected = await short_answer(other)
+        expected, pid = await short_answer(other), await pid_of(engine, "layers-0")
         broken, unharmed = await under_way(engine), other.generate("Hello", max_tokens=12, ignore_eos=True)
         await anext(unharmed)
-        os.kill(await pid_of(engine, "layers-0"), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         with pytest.raises(StationLostError, match="layers-0"):
             await drained(broken)
         assert (await unharmed.collect()).token_ids == expected
@@ -60,9 +61,8 @@ async def test_a_frozen_station_is_named_by_the_deadline_and_serves_again_when_i
         asyncio.timeout(2 * WAIT_S),
         launched(tiny_model, "trisplit", deadline_s=1.0) as engine,
     ):
-        expected = await short_answer(engine)
+        expected, pid = await short_answer(engine), await pid_of(engine, "gate_up")
         generation = await under_way(engine)
-        pid = await pid_of(engine, "gate_up")
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(DeadlineError, match=r"within 1 s: station gate_up .*does not answer"):
             await drained(generation)

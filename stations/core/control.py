@@ -195,8 +195,8 @@ class Control:
         caches = [cache for session in self._sessions for cache in session.caches.values()]
         reports = [cache.o1_report for cache in caches if cache.o1_report is not None]
         return {
-            "o1_heads": sum(report.heads for report in reports),
-            "o1_far_heads": sum(report.heads_with_far_field for report in reports),
+            "overlay_heads": sum(report.heads for report in reports),
+            "overlay_far_heads": sum(report.heads_with_far_field for report in reports),
         }
 
 

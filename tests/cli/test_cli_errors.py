@@ -39,7 +39,7 @@ USAGE = [
     ("run --fleet ws://127.0.0.1:9 hi", "needs its secret: --token-file FILE, or AEONFLOW_TOKEN"),
     ("run --fleet http://127.0.0.1:9 hi", "begins with ws:// or wss://"),
     ("chat --top-p 7", "top_p 7.0"),
-    ("explain --kv q8", "kv q8: not supported yet; supported is f32"),
+    ("explain --kv q3", "kv 'q3': allowed is f32, f16, q8, q8k, q8v, q4"),
     ("explain --speculate soon", "speculate 'soon': allowed is off"),
     ("models --all", "No such option: --all"),
     ("up", "Missing option '--plan'"),

@@ -96,8 +96,8 @@ async def test_bytes_stay_the_same_once_layers_are_sealed_and_heads_are_reported
         assert len(sizes) == 1
         status = await engine.status()
         (station,) = status["stations"]
-        assert station["stats"]["o1_heads"] == 4 * 4
-        assert 0 <= station["stats"]["o1_far_heads"] <= 16
+        assert station["stats"]["overlay_heads"] == 4 * 4
+        assert 0 <= station["stats"]["overlay_far_heads"] <= 16
         engine.network.close_session(sequence)
     assert core.sessions.reserved_bytes == 0
 

@@ -49,4 +49,6 @@ def summary(result: Result) -> str:
     parts.append(f"{result.plan}, {result.route}, {result.kernels}, {result.transport}")
     parts.append(f"{result.hops_per_token} hops and {human_bytes(result.bytes_per_token)} a token")
     parts.append(f"cut {result.exactness.cut}, model {result.exactness.model}")
+    if result.logits_hash is not None:
+        parts.append(f"logits {result.logits_hash}")
     return " · ".join(parts)

@@ -72,7 +72,7 @@ def run(
     logits_hash: Annotated[
         bool,
         typer.Option(
-            "--logits-hash", help="Add the blake3 of all logits rows (with --json).", rich_help_panel=OUTPUT_PANEL
+            "--logits-hash", help="Tell the blake3 of all logits rows.", rich_help_panel=OUTPUT_PANEL
         ),
     ] = False,
     transport: TransportOption = None,

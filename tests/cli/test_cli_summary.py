@@ -1,0 +1,37 @@
+"""The one line at the end of an answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from host.cli.progress import summary
+from host.result import Exactness, Result, Timings, Usage
+
+RESULT = Result(
+    text="Hi",
+    token_ids=(1, 2),
+    prompt_ids=(7, 8, 9),
+    finish_reason="stop",
+    usage=Usage(3, 2, 1),
+    timings=Timings(0.5, 20.0, 10.0, 0.6),
+    plan="trisplit",
+    route="chain",
+    kernels="fast",
+    transport="picows",
+    exactness=Exactness("exact", "exact"),
+    hops_per_token=93,
+    bytes_per_token=2048,
+    kv={"kv": "f32"},
+)
+
+
+def test_it_says_what_was_made_how_fast_how_and_how_exactly() -> None:
+    line = summary(RESULT)
+    for part in ("2 tokens (stop) in 0.60 s", "prompt 3 (1 from cache)", "decode 10.0 tok/s", "trisplit, chain, fast",
+                 "93 hops", "cut exact, model exact"):  # fmt: skip
+        assert part in line
+    assert "logits" not in line
+
+
+def test_a_logits_hash_that_was_asked_for_is_told() -> None:
+    assert summary(msgspec.structs.replace(RESULT, logits_hash="ab12")).endswith(" · logits ab12")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from host.plan import StationSpec
 
 from .station import StationState
@@ -16,7 +14,6 @@ class ElsewhereStation:
     exit_status: int | None = None
     restarts = 0
     state = StationState.READY
-    log_path: Path | None = None
 
     def __init__(self, spec: StationSpec, url: str) -> None:
         self.spec = spec

@@ -108,10 +108,6 @@ class FleetStation:
         """The last lines it wrote to stderr, oldest first."""
         return self._log.tail[-lines:] if lines > 0 else ()
 
-    @property
-    def log_path(self) -> Path | None:
-        return self._log.path
-
     async def start(self) -> None:
         """Spawn and wait until ready. Errors: StationStartError, and then no process is left."""
         self._enter(StationState.STARTING)

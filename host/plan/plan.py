@@ -37,13 +37,6 @@ class Plan(msgspec.Struct, frozen=True):
     stations: tuple[StationSpec, ...]
     embedded: bool = False
 
-    def index_of(self, name: str) -> int:
-        """Index of the station called `name`; KeyError with the names there are."""
-        for index, station in enumerate(self.stations):
-            if station.name == name:
-                return index
-        raise KeyError(f"no station {name!r}; the plan has {', '.join(s.name for s in self.stations)}")
-
 
 def to_carriers(plan: Plan) -> tuple[Carrier, ...]:
     """The route's table: one carrier for every runnable role of every station, in the plan's order."""

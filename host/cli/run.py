@@ -71,9 +71,7 @@ def run(
     prefill_chunk: PrefillChunk = None,
     logits_hash: Annotated[
         bool,
-        typer.Option(
-            "--logits-hash", help="Tell the blake3 of all logits rows.", rich_help_panel=OUTPUT_PANEL
-        ),
+        typer.Option("--logits-hash", help="Tell the blake3 of all logits rows.", rich_help_panel=OUTPUT_PANEL),
     ] = False,
     transport: TransportOption = None,
     link_delay_ms: LinkDelay = None,

@@ -20,6 +20,7 @@ from host.evaluate import evaluate, texts_to_windows
 
 DEFAULT_OPTIONS = ("kv=f16", "kv=q8", "kv=q8 exact_recent=64", "kv=q8k", "kv=q8v", "kv=q4")
 SAY_EVERY_S = 30.0
+DEADLINE_S = 900.0  # a pass that seals O(1) layers computes for many seconds
 
 
 async def measured(options: argparse.Namespace) -> dict[str, Any]:
@@ -33,7 +34,9 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{done} of {total} rows", file=sys.stderr, flush=True)
 
     contexts: dict[str, Any] = {}
-    async with Engine.launch(model=options.model, plan=options.plan, threads=options.threads) as engine:
+    async with Engine.launch(
+        model=options.model, plan=options.plan, threads=options.threads, deadline_s=DEADLINE_S
+    ) as engine:
         texts = [engine.tokenize(path.read_text("utf-8"))[: options.tokens] for path in options.files]
         for context in options.contexts:
             windows = texts_to_windows(texts, context, engine.card.context_length)

@@ -32,6 +32,7 @@ _TEXT = picows.WSMsgType.TEXT
 _CLOSE = picows.WSMsgType.CLOSE
 _PING = picows.WSMsgType.PING
 
+_ABANDONED_S = 1.0  # past the dial's own time, picows ends the socket of one cancelled in its handshake
 _READ_BUFFER_BYTES = 64 * 1024  # grows by doubling when a message is larger
 
 
@@ -212,7 +213,7 @@ async def dial(target: Target) -> Wire:
                 lambda: PicowsWire(target.url, target.max_message_bytes),
                 target.url,
                 ssl_context=target.ssl,
-                websocket_handshake_timeout=None,
+                websocket_handshake_timeout=target.timeout_s + _ABANDONED_S,
                 logger_name=_logger,
                 max_frame_size=target.max_message_bytes,
                 extra_headers=target.headers,

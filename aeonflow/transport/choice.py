@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ..errors import LocalProtocolError
 from . import websocket
 from .base import Wire
 from .dial import Dialler
 from .gate import Admitted
+
+logger = logging.getLogger("aeonflow")
 
 TRANSPORTS = ("auto", "websockets", "picows")
 
@@ -49,4 +52,19 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         uvloop = importlib.import_module("uvloop")
     except ImportError:
         return asyncio.new_event_loop()
-    return cast(asyncio.AbstractEventLoop, uvloop.new_event_loop())
+    loop = cast(asyncio.AbstractEventLoop, uvloop.new_event_loop())
+    loop.set_exception_handler(_handle_exception)
+    return loop
+
+
+def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """As by default, but for a peer that leaves in the middle of a TLS handshake.
+
+    uvloop reports it with the class of an OSError in the place of an instance: it takes it for a bug, and logging fails
+    over the class. Such a connection is refused like any other, and a peer must not fill the log.
+    """
+    exception = context.get("exception")
+    if isinstance(exception, type) and issubclass(exception, OSError):
+        logger.debug("%s: %s", context.get("message"), exception.__name__)
+        return
+    loop.default_exception_handler(context)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ipaddress
+import logging
+import ssl
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from aeonflow import connect
+from aeonflow import connect, new_event_loop
 from aeonflow.bands import ATTN
 from aeonflow.errors import LinkClosedError, LocalProtocolError
 from aeonflow.transport.tls import client_context, server_context
@@ -99,6 +102,33 @@ async def test_a_plain_client_of_a_tls_server_is_told_something(ours: Certificat
     async with serving(ssl=server_context(ours.cert, ours.key)) as (server, _):
         with pytest.raises(LinkClosedError):
             await connect(server.url.replace("wss", "ws"), hello=hello("h", "host"), token=TOKEN)
+
+
+@pytest.mark.parametrize("transport", ["websockets", "picows"])
+def test_handshakes_that_fail_leave_nothing_in_the_log(
+    transport: str, ours: Certificate, other: Certificate, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def dial(url: str, context: ssl.SSLContext | None) -> None:
+        link = await connect(url, hello=hello("h", "host"), token=TOKEN, transport=transport, ssl=context)
+        await link.close()
+
+    async def refused() -> None:
+        async with (
+            serving(transport, ssl=server_context(ours.cert, ours.key)) as (over_tls, _),
+            serving(transport) as (plain, _),
+        ):
+            for url, context in (
+                (over_tls.url, client_context(other.cert)),
+                (over_tls.url.replace("wss", "ws"), None),
+                (plain.url.replace("ws", "wss"), client_context(ours.cert)),
+            ):
+                with pytest.raises(LinkClosedError):
+                    await dial(url, context)
+            await dial(over_tls.url, client_context(ours.cert))  # by now the server has seen the others leave
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(refused())
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
 def test_files_that_do_not_do_are_named(tmp_path: Path, ours: Certificate, other: Certificate) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import ssl as ssl_module
 from collections.abc import Callable, Collection
 
@@ -31,6 +32,13 @@ OnLink = Callable[[Link], None]
 MAX_UNAUTHENTICATED = 256  # sockets that have not shown a token yet
 MAX_LINKS = 4096
 BACKLOG = 256
+
+
+def _listen_failure(error: OSError) -> str:
+    """The system's own words: asyncio puts the address before them once more."""
+    if error.errno is not None and error.errno > 0:  # a name that cannot be resolved has a negative number
+        return os.strerror(error.errno).lower()
+    return error.strerror or str(error)
 
 
 def wire_limit(max_message_bytes: int) -> int:
@@ -134,7 +142,7 @@ class Server:
         try:
             server = await self._listen(lambda: Gate(self._rules), host, port, ssl=ssl, backlog=BACKLOG)
         except OSError as error:
-            raise LinkClosedError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+            raise LinkClosedError(f"cannot listen on {host}:{port}: {_listen_failure(error)}") from None
         self._server = server
         self.host = host
         self.port = server.sockets[0].getsockname()[1]

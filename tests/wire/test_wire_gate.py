@@ -224,6 +224,14 @@ async def test_binding_beyond_loopback_without_tls_needs_to_be_asked_for() -> No
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_port_in_use_is_told_once(transport: str) -> None:
+    async with serving(transport) as (server, _):
+        with pytest.raises(LinkClosedError) as refused:
+            await serve_links("127.0.0.1", server.port, hello=hello(), token=TOKEN, on_link=lambda link: None)
+    assert str(refused.value) == f"cannot listen on 127.0.0.1:{server.port}: address already in use"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_proxies_of_the_environment_are_not_used(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "ws_proxy", "wss_proxy", "all_proxy", "socks_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")

@@ -28,7 +28,7 @@ from .errors import EngineClosedError
 from .fleet.state import FleetState
 from .generate import Generation, Seat, Setting
 from .kv_options import make_kv_options
-from .launch import ConnectOptions, LaunchOptions, Stations, connected_stations, launched_stations
+from .launch import CONNECTED, ConnectOptions, LaunchOptions, Stations, connected_stations, launched_stations
 from .network import Network
 from .pace import Pace
 from .request import GenerateOptions, Prompt, Request, check_count, make_request
@@ -196,6 +196,7 @@ class Engine:
             exact=exact,
             name=name or (urls.name if isinstance(urls, FleetState) else None),
             ssl=ssl,
+            plan=urls.plan if isinstance(urls, FleetState) else CONNECTED,
         )
         options.check()
         network = _network(is_relay=route == "relay", deadline_s=deadline_s, kv=options.kv)

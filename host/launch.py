@@ -33,6 +33,7 @@ from .plan import Plan, check, effect_of, from_hellos, make_plan
 
 TRANSPORTS = ("auto", "websockets", "picows")
 SOLO = "solo"
+CONNECTED = "connected"  # the plan of stations that were only given by their addresses
 MAX_SOLO_THREADS = 8  # more only wait for memory
 VERB_TIMEOUT_S = 600.0  # generating a large model takes its time
 MAX_EVENT_BYTES = 4 << 20
@@ -92,7 +93,7 @@ class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     name: str | None
     ssl: ssl_module.SSLContext | None
-    plan: str = "connected"
+    plan: str = CONNECTED
 
     def check(self) -> None:
         """InvalidRequestError for a value outside its range."""

@@ -232,9 +232,8 @@ class StationLink:
         if self.state is not LinkState.READY:
             return
         self.state = LinkState.LOST
-        self.lost_error = StationLostError(
-            f"station {self.name} at {self.url} is lost" + (f": {error}" if error else "")
-        )
+        why = str(error).removeprefix(f"{self.url}: ") if error else ""
+        self.lost_error = StationLostError(f"station {self.name} at {self.url} is lost" + (f": {why}" if why else ""))
         self._on_lost(self)
 
 

@@ -37,7 +37,7 @@ class Machine(msgspec.Struct, frozen=True):
     call_s: float = 20e-6
     hop_s: float = 60e-6
     link_byte_s: float = 0.0
-    process_bytes: int = 130 << 20
+    process_bytes: int = 64 << 20
     memory_bytes: int | None = None
     cores: int | None = None
 

@@ -11,6 +11,11 @@ import sys
 
 def main() -> None:
     """Entry point of `aeonflow`; ends the process with the command's exit code."""
-    from .failure import run_app
+    try:
+        from .failure import run_app
 
-    sys.exit(run_app(sys.argv[1:]))
+        code = run_app(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are still imported, or on the way out
+        print("interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)

@@ -136,9 +136,10 @@ def _lines() -> Iterator[str]:
         try:
             line = input(PROMPT) if is_terminal else sys.stdin.readline()
         except EOFError:
+            note("")  # the shell's own prompt begins a line
             return
         except KeyboardInterrupt:
-            note("(/quit or Ctrl-D leaves)")
+            note("\n(/quit or Ctrl-D leaves)")
             continue
         if not is_terminal and not line:
             return

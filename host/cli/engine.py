@@ -12,12 +12,14 @@ import msgspec
 
 from .failure import UsageError
 from .model import ready_model
+from .output import warn
 from .target import find_target
 
 if TYPE_CHECKING:
     from host.engine import Engine
 
 DEFAULT_PLAN = "solo"
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +96,19 @@ def check_sampling(keywords: dict[str, Any]) -> None:
     from host.sampling import SamplingParams
     from host.text import validated_stops
 
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    SamplingParams(**{name: keywords[name] for name in names if name in keywords})
+    sampling = SamplingParams(**{name: keywords[name] for name in SAMPLING if name in keywords})
+    idle = [option_name(name) for name in SAMPLING if name in keywords and name != "temperature"]
+    if sampling.is_greedy and idle:
+        warn(f"{', '.join(idle)}: without effect at temperature 0, which takes the likeliest token")
     for name in ("max_tokens", "prefill_chunk"):
         if name in keywords:
             check_count(name, keywords[name])
     validated_stops(keywords.get("stop"))
+
+
+def option_name(keyword: str) -> str:
+    """`top_p` as the command line spells it."""
+    return "--" + keyword.replace("_", "-")
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:

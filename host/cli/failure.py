@@ -37,6 +37,8 @@ def run_app(arguments: Sequence[str]) -> int:
     try:
         code = typer.main.get_command(app).main(list(arguments), prog_name="aeonflow", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # Typer turns KeyboardInterrupt into its exit code
+            _say("interrupted", prefix="")
         return code if isinstance(code, int) else 0
     except (BrokenPipeError, SystemExit):  # SystemExit is how Typer reports a pipe that was closed
         _forget_stdout()
@@ -94,7 +96,7 @@ def _message(exc: BaseException) -> str:
 
 
 def _usage_message(exc: Any) -> str:
-    text = " ".join(exc.format_message().split())
+    text = " ".join(exc.format_message().split()).replace(": Value error, ", ": ")  # the checker's words, not ours
     command = getattr(getattr(exc, "ctx", None), "command_path", "aeonflow")
     return f"{text.rstrip('.')} (see: {command} --help)"
 

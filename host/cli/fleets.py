@@ -83,6 +83,7 @@ def logs(
 ) -> None:
     """Print what a station wrote to its log."""
     from .logs import print_log
+    from .output import note
     from .target import choose_fleet, registry
 
     fleets = registry()
@@ -91,4 +92,6 @@ def logs(
     if "/" in station or not path.is_file():
         known = ", ".join(sorted(p.stem for p in fleets.directory(name).glob("*.log"))) or "none"
         raise CommandFailedError(f"fleet {name} has no log of {station!r} (there: {known})")
+    if not path.stat().st_size:
+        note(f"{station} has not written anything")
     print_log(path, lines=lines, follow=follow)

@@ -38,9 +38,8 @@ def import_model(source: str, *, name: str | None = None, roles: str | None = No
         arguments += ["--roles", roles]
     with _Bar() as bar:
         result = run_verb("import", arguments, on_progress=bar.update)
-    known = [str(result[key]) for key in ("name", "path") if result.get(key)]
-    size = result.get("bytes")
-    note(f"imported {' at '.join(known) or source}" + (f", {human_bytes(size)}" if isinstance(size, int) else ""))
+    where = f"{result['name']} at {result['path']}, {human_bytes(result['bytes'])} of weights"
+    note(f"already there: {where}" if result["already"] else f"imported {where}")
     return result
 
 

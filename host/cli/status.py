@@ -28,6 +28,7 @@ def fleet_status(fleet: str | None, token_file: Path | None) -> dict[str, Any]:
         found = run_async(_ask(target))
     except AeonflowError as exc:
         found = {"name": target.name, "ready": False, "problem": one_line(exc), "stations": []}
+    found["name"] = target.name
     if target.state is not None:
         _add_supervisor(found, target.state)
     return found
@@ -41,8 +42,9 @@ def print_status(found: dict[str, Any]) -> None:
         (s["name"], ",".join(s["roles"]), str(s["pid"] or ""), s["url"], s["state"], str(s.get("restarts") or ""))
         for s in found["stations"]
     ]
-    print_table(("station", "roles", "pid", "address", "state", "restarts"), rows)
-    print()
+    if rows:  # none where the addresses given cannot be joined
+        print_table(("station", "roles", "pid", "address", "state", "restarts"), rows)
+        print()
     if found["ready"]:
         exactness = found["exactness"]
         print(

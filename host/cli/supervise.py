@@ -50,10 +50,17 @@ def run_foreground(request: FleetRequest) -> None:
 
 def run_reporting(request: FleetRequest, report_fd: int) -> None:
     """Supervise in the background; progress and the one verdict go to the pipe that the parent reads."""
+    from .table import FleetTable
+
     with os.fdopen(report_fd, "w") as pipe:
-        report = _Reporter(pipe)
+        report, log = _Reporter(pipe), FleetTable()  # stderr is the supervisor's log
+
+        def changed(state: FleetState) -> None:
+            report.progress(state)
+            log.show(state)
+
         try:
-            supervisor = _supervisor(request, on_change=report.progress)
+            supervisor = _supervisor(request, on_change=changed)
             run_async(supervisor.run(on_up=report.up))
         except BaseException as exc:
             report.send({"event": "error", "message": " ".join(str(exc).split()) or type(exc).__name__})

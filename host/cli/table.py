@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from host.fleet.errors import describe_exit
 from host.fleet.state import FleetState
 
 from .output import note
@@ -35,7 +36,10 @@ class FleetTable:
             return
         for station in state.stations:
             if self._seen.get(station.name, "new") != station.state and station.state in ("ready", "dead", "failed"):
-                note(f"station {station.name} is {station.state}" + (f" at {station.url}" if station.url else ""))
+                where = f" at {station.url}" if station.url else ""
+                last = station.exit_status  # a death may be over by the time one looks: states are written now and then
+                why = f"; its last process: {describe_exit(last)}" if last is not None else ""
+                note(f"station {station.name} is {station.state}{where}{why}")
             self._seen[station.name] = station.state
 
     def up(self, state: FleetState) -> None:

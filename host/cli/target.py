@@ -29,6 +29,10 @@ def registry() -> FleetRegistry:
 
 def choose_fleet(fleets: FleetRegistry, name: str | None) -> str:
     """The name given, else `default`, else the only fleet there is."""
+    if name is not None and "://" in name:
+        raise UsageError(
+            f"--fleet {name!r}: stations at addresses were not started here; name a fleet of `aeonflow up`"
+        )
     if name is not None:
         return name
     names = fleets.names()

@@ -28,7 +28,7 @@ USAGE = [
     ("run --model tiny --threads 0 hi", "threads 0: at least 1"),
     ("run --model tiny --link-delay-ms -1 hi", "link_delay_ms -1.0: a number of at least 0"),
     ("run --model tiny --transport picows hi", "transport 'picows': plan solo is one process"),
-    ("run --transport carrier-pigeon hi", "'carrier-pigeon' is not one of"),
+    ("run --transport carrier-pigeon hi", "Invalid value for '--transport': 'carrier-pigeon' is not one of"),
     ("run --route detour hi", "'detour' is not one of"),
     ("run --kernels magic hi", "'magic' is not one of"),
     ("run", "the prompt is empty"),
@@ -39,6 +39,8 @@ USAGE = [
     ("run --fleet ws://127.0.0.1:9 hi", "needs its secret: --token-file FILE, or AEONFLOW_TOKEN"),
     ("run --fleet http://127.0.0.1:9 hi", "begins with ws:// or wss://"),
     ("chat --top-p 7", "top_p 7.0"),
+    ("down --fleet ws://127.0.0.1:9", "stations at addresses were not started here"),
+    ("logs attn --fleet ws://127.0.0.1:9", "stations at addresses were not started here"),
     ("explain --kv q3", "kv 'q3': allowed is f32, f16, q8, q8k, q8v, q4"),
     ("explain --speculate soon", "speculate 'soon': allowed is off"),
     ("models --all", "No such option: --all"),
@@ -120,6 +122,21 @@ def test_a_reader_that_leaves_early_is_no_error(home: Path) -> None:
     assert b"Traceback" not in done.stderr
     assert b"Exception ignored" not in done.stderr
     assert done.stderr.strip() in (b"code 141", b"code 0")  # 0: all fitted into the pipe before it was closed
+
+
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(home: Path) -> None:
+    code = """
+import importlib.abc, sys
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from host.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"interrupted\n")
 
 
 HEAVY = ("numpy", "numba", "tokenizers", "jinja2", "cbor2", "stations", "host.engine")

@@ -62,12 +62,13 @@ def test_up_status_run_logs_and_down(aeonflow: Run, home: Path) -> None:
         solo = json.loads(aeonflow("run", *TINY, *options).out)
         assert by_name["token_ids"] == by_address["token_ids"] == solo["token_ids"]
         assert by_name["hops_per_token"] == 15
+        assert (by_name["plan"], by_address["plan"]) == ("trisplit", "connected")
 
         again = aeonflow("up", "--name", "day", "--detach", *TINY, "--plan", "solo")
         assert (again.code, again.error) == (
             *(1, "error: fleet 'day' runs already; stop it with: aeonflow down --fleet day"),
         )
-        assert aeonflow("logs", "attn", "--fleet", "day").code == 0
+        assert aeonflow("logs", "attn", "--fleet", "day") == Ended(0, "", "attn has not written anything\n")
         assert (
             "has no log of 'x' (there: attn, down, ends, gate_up, supervisor)"
             in aeonflow("logs", "x", "--fleet", "day").error
@@ -98,6 +99,9 @@ def test_two_fleets_live_side_by_side_and_a_killed_station_comes_back(aeonflow: 
         assert status["stations"][0]["exit_status"] == -9
         assert status["stations"][0]["url"] == a["stations"][0]["url"]
         assert status["stations"][0]["pid"] != a["stations"][0]["pid"]
+        history = aeonflow("logs", "supervisor", "--fleet", "a").out
+        back = f"station layers-0 is ready at {a['stations'][0]['url']}; its last process: killed by SIGKILL\n"
+        assert history.endswith(back)
         assert aeonflow("run", "--fleet", "a", "--max-tokens", "2", "hi").code == 0
         doctor = aeonflow("doctor", "--json")
         checks = {check["check"]: check for check in json.loads(doctor.out)["checks"]}

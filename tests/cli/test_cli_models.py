@@ -28,6 +28,8 @@ def test_a_model_is_pulled_listed_verified_and_removed(empty_home: Path, cli: Ru
     assert pulled.code == 0, pulled.err
     assert json.loads(pulled.out)["num_layers"] == 2
     assert pulled.err.splitlines()[-1].startswith(f"imported mine at {empty_home}/models/mine, ")
+    again = cli("pull", "synthetic:layers=2,seed=5", "--name", "mine")
+    assert again.err.splitlines()[-1].startswith(f"already there: mine at {empty_home}/models/mine, ")
     (listed,) = json.loads(cli("models", "--json").out)
     assert (listed["name"], listed["files"], listed["files_total"]) == ("mine", 8, 8)
     assert cli("models").out.splitlines()[0].split() == ["model", "size", "files", "fingerprint", "source"]

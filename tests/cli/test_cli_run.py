@@ -56,6 +56,14 @@ def test_text_goes_to_stdout_and_nothing_else_does(aeonflow: Run) -> None:
     assert "20 tokens (length)" in plain.err
 
 
+def test_sampling_options_that_greedy_decoding_ignores_are_named(aeonflow: Run) -> None:
+    ended = aeonflow("run", *TINY, "--max-tokens", "2", "--top-p", "0.5", "--seed", "0", "Hello")
+    assert ended.code == 0
+    assert "warning: --top-p, --seed: without effect at temperature 0" in ended.err
+    sampled = aeonflow("run", *TINY, "--max-tokens", "2", "--top-p", "0.5", "--temperature", "1", "Hello")
+    assert "warning" not in sampled.err
+
+
 def test_the_prompt_can_come_from_stdin(aeonflow: Run) -> None:
     options = (*TINY, "--max-tokens", "3", "--json")
     given, dash, silent = (
@@ -97,6 +105,7 @@ def test_ctrl_c_ends_with_130_and_the_answer_so_far(started: Start) -> None:
     out, err = child.communicate(timeout=30)
     assert child.returncode == 130
     assert json.loads(out)["finish_reason"] == "cancelled"
+    assert err.endswith(b"interrupted\n")
     assert b"Traceback" not in err
     assert all_gone(stations)
 

@@ -21,12 +21,13 @@ class InvalidRequestError(HostError, ValueError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt does not fit the model's context; carries both numbers."""
+    """The prompt does not fit the model's context; carries both numbers. `is_least`: the first is a lower bound."""
 
     code = "context_length"
 
-    def __init__(self, n_prompt_tokens: int, context: int) -> None:
-        super().__init__(f"the prompt has {n_prompt_tokens} tokens, the context of the model holds {context}")
+    def __init__(self, n_prompt_tokens: int, context: int, *, is_least: bool = False) -> None:
+        number = f"{'at least ' if is_least else ''}{n_prompt_tokens} tokens"
+        super().__init__(f"the prompt has {number}, the context of the model holds {context}")
         self.n_prompt_tokens = n_prompt_tokens
         self.context = context
 

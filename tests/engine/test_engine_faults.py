@@ -55,8 +55,14 @@ async def test_a_request_while_a_station_is_away_fails_after_the_time_it_may_tak
             await engine.generate("Hello").collect()
 
 
-@pytest.mark.parametrize("route", ["chain", "relay"])
-@pytest.mark.parametrize("name", ["ends", "attn", "gate_up", "down"])
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [
+        *((name, "chain") for name in ("ends", "attn", "gate_up", "down")),
+        ("down", "relay"),
+        *(pytest.param(name, "relay", marks=pytest.mark.slow) for name in ("ends", "attn", "gate_up")),
+    ],
+)
 async def test_a_deadline_names_the_station_that_holds_the_position_back(
     name: str, route: str, model: ModelFolder
 ) -> None:

@@ -40,8 +40,20 @@ def solo(tiny_model: Path) -> Hashed:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("route", ["chain", "relay"])
-@pytest.mark.parametrize("slices", [2, 4, 8])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("slices", "route"),
+    [
+        (2, "chain"),
+        (4, "relay"),
+        (8, "chain"),
+        pytest.param(2, "relay", marks=SLOW),
+        pytest.param(4, "chain", marks=SLOW),
+        pytest.param(8, "relay", marks=SLOW),
+    ],
+)
 async def test_slices_give_the_tokens_and_logits_of_solo_in_any_chunks(
     slices: int, route: str, folder: ModelFolder, solo: Hashed
 ) -> None:

@@ -27,7 +27,10 @@ def launched(model: Path, plan: str, **options: Any) -> AbstractAsyncContextMana
     return Engine.launch(model=str(model), plan=plan, kernels=KERNELS, **options)
 
 
-@pytest.mark.parametrize("victim", ["attn", "down", "ends"])
+SLOW = pytest.mark.slow  # the same on other stations
+
+
+@pytest.mark.parametrize("victim", [pytest.param("attn", marks=SLOW), pytest.param("down", marks=SLOW), "ends"])
 async def test_a_station_killed_mid_token_is_named_with_its_signal_and_the_next_request_is_served(
     victim: str, tiny_model: Path
 ) -> None:

@@ -36,7 +36,7 @@ async def test_wire_reports_rates_and_how_many_frames_shared_a_message() -> None
     json.dumps(result)
 
 
-@pytest.mark.parametrize("library", ["websockets", "picows"])
+@pytest.mark.parametrize("library", ["websockets", pytest.param("picows", marks=pytest.mark.slow)])
 async def test_hop_measures_an_echo_a_link_and_a_chain_over_the_same_library(tiny_model: Path, library: str) -> None:
     result = await bench_hop(libraries=(library,), runs=1, model=str(tiny_model), kernels="reference")
     measured = result["libraries"][library]

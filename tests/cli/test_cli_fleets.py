@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from .conftest import Ended
 from .test_cli_run import Start, all_gone

@@ -321,11 +321,11 @@ async def test_a_protocol_error_of_a_handler_closes_the_connection(server: tuple
         link = await server[1].link()
 
         def refuse(message: Message) -> None:
-            raise ProtocolError("the same epoch with another base")
+            raise ProtocolError("a rule was broken")
 
         link.on_message = refuse
         await client.send(Frame(ATTN, 1, FIN).pack() + Frame(ATTN, 2, FIN).pack())
-        assert await end_of(client) == (1002, "the same epoch with another base")
+        assert await end_of(client) == (1002, "a rule was broken")
 
 
 async def test_our_own_client_is_told_when_it_sends_too_much(server: tuple[Server, Recorder]) -> None:

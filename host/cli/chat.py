@@ -74,7 +74,7 @@ def chat(
     Without a terminal each line of stdin is one message.
     """
     from .conversation import converse
-    from .engine import DEFAULT_PLAN, EngineRequest, check_sampling, given, prepare_engine
+    from .engine import DEFAULT_PLAN, EngineRequest, check_sampling, given, prepare_engine, warn_of_idle
 
     request = EngineRequest(
         model=model,
@@ -113,4 +113,5 @@ def chat(
         }
     )
     check_sampling(keywords)
+    warn_of_idle(keywords)
     converse(prepare_engine(request), fleet or plan or DEFAULT_PLAN, system=system, keywords=keywords)

@@ -96,14 +96,20 @@ def check_sampling(keywords: dict[str, Any]) -> None:
     from host.sampling import SamplingParams
     from host.text import validated_stops
 
-    sampling = SamplingParams(**{name: keywords[name] for name in SAMPLING if name in keywords})
-    idle = [option_name(name) for name in SAMPLING if name in keywords and name != "temperature"]
-    if sampling.is_greedy and idle:
-        warn(f"{', '.join(idle)}: without effect at temperature 0, which takes the likeliest token")
+    SamplingParams(**{name: keywords[name] for name in SAMPLING if name in keywords})
     for name in ("max_tokens", "prefill_chunk"):
         if name in keywords:
             check_count(name, keywords[name])
     validated_stops(keywords.get("stop"))
+
+
+def warn_of_idle(keywords: dict[str, Any]) -> None:
+    """Name the sampling options that decide nothing because decoding is greedy."""
+    from host.sampling import SamplingParams
+
+    idle = [option_name(name) for name in SAMPLING if name in keywords and name != "temperature"]
+    if idle and SamplingParams(temperature=keywords.get("temperature", 0.0)).is_greedy:
+        warn(f"{', '.join(idle)}: without effect at temperature 0, which takes the likeliest token")
 
 
 def option_name(keyword: str) -> str:

@@ -53,11 +53,11 @@ def explain(
     plan: Annotated[str | None, typer.Option(metavar="P", help="A preset or a .toml file.")] = None,
     route: Annotated[Route | None, typer.Option()] = None,
     kernels: Annotated[Kernels | None, typer.Option()] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
     prefill_chunk: Annotated[int | None, typer.Option(metavar="N")] = None,
     transport: Annotated[Transport | None, typer.Option()] = None,
     coalesce: Annotated[OnOff | None, typer.Option()] = None,
-    link_delay_ms: Annotated[float | None, typer.Option(metavar="D")] = None,
+    link_delay_ms: Annotated[float | None, typer.Option(metavar="D", min=0.0)] = None,
     temperature: Annotated[float | None, typer.Option(metavar="T")] = None,
     top_k: Annotated[int | None, typer.Option(metavar="K")] = None,
     top_p: Annotated[float | None, typer.Option(metavar="P")] = None,
@@ -87,8 +87,10 @@ def explain(
     from host.plan import explain as rows_of
     from host.plan.explain import TABLE
 
+    from .engine import SAMPLING, check_sampling, given
     from .output import note, print_json, print_table
 
+    check_sampling(given({name: options[name] for name in (*SAMPLING, "prefill_chunk")}))
     chosen = rows_of(options)
     together = exactness(options)
     if as_json:

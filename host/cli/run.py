@@ -94,7 +94,7 @@ def run(
 
     The text goes to stdout, everything else to stderr. The default plan is solo: one process, no sockets.
     """
-    from .engine import DEFAULT_PLAN, EngineRequest, check_sampling, given, prepare_engine
+    from .engine import DEFAULT_PLAN, EngineRequest, check_sampling, given, prepare_engine, warn_of_idle
     from .loop import run_async
     from .output import note
 
@@ -140,6 +140,7 @@ def run(
         }
     )
     check_sampling(keywords)
+    warn_of_idle(keywords)
     open_engine = prepare_engine(request)
     run_async(_generate(open_engine, request.fleet or request.plan or DEFAULT_PLAN, text, keywords, as_json=as_json))
     if trace is not None:

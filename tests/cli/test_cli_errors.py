@@ -42,6 +42,8 @@ USAGE = [
     ("down --fleet ws://127.0.0.1:9", "stations at addresses were not started here"),
     ("logs attn --fleet ws://127.0.0.1:9", "stations at addresses were not started here"),
     ("explain --kv q3", "kv 'q3': allowed is f32, f16, q8, q8k, q8v, q4"),
+    ("explain --temperature -1", "temperature -1.0: a number from 0 to 100"),
+    ("explain --prefill-chunk 0", "prefill_chunk 0: a whole number of at least 1"),
     ("explain --speculate soon", "speculate 'soon': allowed is off"),
     ("models --all", "No such option: --all"),
     ("up", "Missing option '--plan'"),

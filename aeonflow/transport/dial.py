@@ -74,4 +74,6 @@ def connection_failure(url: str, error: OSError) -> LinkClosedError:
     reason = error.strerror or str(error) or type(error).__name__
     if isinstance(error, ConnectionRefusedError):
         reason = "connection refused"
+    elif isinstance(error, ConnectionResetError) and url.startswith("wss://"):
+        reason = "closed during the TLS handshake; does it serve ws://?"
     return LinkClosedError(f"{url}: cannot connect: {reason}")

@@ -11,6 +11,8 @@ from .options import AsJson, Kernels, Model, OnOff, Route, Transport
 if TYPE_CHECKING:
     from host.plan import PlanCost
 
+MAX_LAYERS = 1024  # presets are checked without a model: no model is deeper
+
 
 def plan(
     plan: Annotated[str, typer.Argument(metavar="P", help="A preset or a .toml file.")],
@@ -86,11 +88,14 @@ def explain(
     from host.plan import exactness
     from host.plan import explain as rows_of
     from host.plan.explain import TABLE
+    from host.plan.presets import expand_preset
 
     from .engine import SAMPLING, check_sampling, given
     from .output import note, print_json, print_table
 
     check_sampling(given({name: options[name] for name in (*SAMPLING, "prefill_chunk")}))
+    if plan is not None and not plan.endswith(".toml"):  # a file is checked against a model's depth, none is known here
+        expand_preset(plan, MAX_LAYERS)
     chosen = rows_of(options)
     together = exactness(options)
     if as_json:

@@ -41,6 +41,7 @@ USAGE = [
     ("chat --top-p 7", "top_p 7.0"),
     ("down --fleet ws://127.0.0.1:9", "stations at addresses were not started here"),
     ("logs attn --fleet ws://127.0.0.1:9", "stations at addresses were not started here"),
+    ("explain --plan nonsense", "plan 'nonsense' is neither a preset"),
     ("explain --kv q3", "kv 'q3': allowed is f32, f16, q8, q8k, q8v, q4"),
     ("explain --temperature -1", "temperature -1.0: a number from 0 to 100"),
     ("explain --prefill-chunk 0", "prefill_chunk 0: a whole number of at least 1"),

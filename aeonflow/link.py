@@ -39,6 +39,8 @@ from .vents import error_to_tell, read_vent
 
 logger = logging.getLogger("aeonflow.link")
 
+Pieces = Buffer | Sequence[Buffer]
+
 
 class Link:
     """See the module. Made by `connect`, `serve` and `memory_pair`; all methods belong to the event loop's thread.
@@ -148,22 +150,16 @@ class Link:
         """A sequence for a one-way message, or a call whose replies `on_message` takes; never one the peer uses."""
         return self._calls.next_one_way()
 
-    def send(self, stream: int, sequence: int, pieces: Buffer | Sequence[Buffer], flags: Flags = Flags.FIN) -> None:
-        """Queue a message; copies `pieces` once and never blocks.
+    def send(self, stream: int, sequence: int, pieces: Pieces, flags: Flags = Flags.FIN, *, now: bool = False) -> None:
+        """Queue a message; copies `pieces` once and never blocks. `now`: written at once, with what waits before it.
 
         LinkClosedError on a closed link, FrameTooLargeError (nothing was sent) beyond the negotiated limit.
         """
         if self._is_closed:
             raise self._closed()
+        put = self._batcher.write_frame if now else self._batcher.send_frame
         for packed in cut_message(stream, sequence, pieces, flags, self.limits.max_message_bytes):
-            self._batcher.send_frame(packed)
-
-    def send_now(self, stream: int, sequence: int, pieces: Buffer | Sequence[Buffer], flags: Flags = Flags.FIN) -> None:
-        """`send` and `flush` in one: for a message that is known to be alone in its turn."""
-        if self._is_closed:
-            raise self._closed()
-        for packed in cut_message(stream, sequence, pieces, flags, self.limits.max_message_bytes):
-            self._batcher.write_frame(packed)
+            put(packed)
 
     def flush(self) -> None:
         """Send what waits in the batcher now, not at the end of this turn."""
@@ -178,7 +174,7 @@ class Link:
         if not self._is_closed:
             self.send(stream, sequence, encode(vent), Flags.VENT | Flags.FIN)
 
-    async def call(self, stream: int, pieces: Buffer | Sequence[Buffer], *, timeout_s: float) -> Message:
+    async def call(self, stream: int, pieces: Pieces, *, timeout_s: float) -> Message:
         """Send under a call id of its own and wait for the reply of the same id.
 
         A VENT raises the error it names. DeadlineError after `timeout_s`; then, and when the caller is cancelled, the

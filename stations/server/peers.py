@@ -77,8 +77,7 @@ class Peer:
             self._wait(_Waiting(message))
             return
         try:
-            send = link.send_now if now else link.send
-            send(message.stream, link.next_sequence(), message.pieces, message.flags)
+            link.send(message.stream, link.next_sequence(), message.pieces, message.flags, now=now)
         except FrameTooLargeError as error:
             self._peers.on_unsent(message, error)
         except LinkClosedError:  # its on_close is on the way

@@ -266,8 +266,7 @@ class Shell:
         link = self.links.get(effect.link)
         if link is not None:
             try:
-                send = link.send_now if now else link.send
-                send(effect.stream, effect.sequence, effect.pieces, effect.flags)
+                link.send(effect.stream, effect.sequence, effect.pieces, effect.flags, now=now)
             except FrameTooLargeError as error:
                 self.station.unsent(effect, error)
             except LinkClosedError:

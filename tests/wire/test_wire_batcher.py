@@ -177,3 +177,17 @@ def test_order_and_bytes_are_kept_whatever_is_sent(steps: list[bytes | str], coa
     assert b"".join(turn.messages) == sent
     assert batcher.bytes == len(sent)
     assert batcher.messages == len(turn.messages)
+
+
+def test_a_frame_written_at_once_takes_what_waits_along_in_order() -> None:
+    written: list[bytes] = []
+    batcher = FlowSendBatcher(lambda message: written.append(bytes(message)), schedule=lambda callback: None)
+    first, second, third = (Frame(0xAF20, n, Flags.FIN, b"x").pack() for n in range(3))
+    batcher.write_frame(first)
+    batcher.send_frame(second)
+    batcher.write_frame(third)
+    assert written == [first, second + third]
+    assert (batcher.frames, batcher.messages, batcher.bytes, batcher.waiting_bytes) == (3, 2, 3 * len(first), 0)
+    batcher.close()
+    with pytest.raises(LinkClosedError):
+        batcher.write_frame(first)

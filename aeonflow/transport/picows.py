@@ -8,7 +8,9 @@ fragments are collected here, and the size of a whole message is bounded here. W
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +34,6 @@ _TEXT = picows.WSMsgType.TEXT
 _CLOSE = picows.WSMsgType.CLOSE
 _PING = picows.WSMsgType.PING
 
-_ABANDONED_S = 1.0  # past the dial's own time, picows ends the socket of one cancelled in its handshake
 _READ_BUFFER_BYTES = 64 * 1024  # grows by doubling when a message is larger
 
 
@@ -209,19 +210,7 @@ async def dial(target: Target) -> Wire:
     """Connect without proxy or redirects. AuthenticationError for 401 and 403, LinkClosedError for all else."""
     try:
         async with asyncio.timeout(target.timeout_s):
-            _, wire = await picows.ws_connect(
-                lambda: PicowsWire(target.url, target.max_message_bytes),
-                target.url,
-                ssl_context=target.ssl,
-                websocket_handshake_timeout=target.timeout_s + _ABANDONED_S,
-                logger_name=_logger,
-                max_frame_size=target.max_message_bytes,
-                extra_headers=target.headers,
-                max_redirects=0,
-                proxy=None,
-                enable_auto_pong=False,
-                read_buffer_init_size=_READ_BUFFER_BYTES,
-            )
+            wire = await _shake_hands(target, await _open_socket(target))
     except TimeoutError:
         raise LinkClosedError(f"{target.url}: no answer to the handshake within {target.timeout_s} s") from None
     except OSError as error:
@@ -233,6 +222,50 @@ async def dial(target: Target) -> Wire:
         raise LinkClosedError(f"{target.url}: no WebSocket answers: {error}") from None
     if not isinstance(wire, PicowsWire) or not wire.is_connected:
         raise LinkClosedError(f"{target.url}: closed during the handshake")
+    return wire
+
+
+async def _open_socket(target: Target) -> socket.socket:
+    """A TCP connection to the first address of the host that takes one; OSError of the last that did not."""
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"{target.host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM):
+        opened = socket.socket(family, kind, protocol)
+        opened.setblocking(False)
+        try:
+            await loop.sock_connect(opened, address)
+        except OSError as error:
+            opened.close()
+            failure = error
+        except BaseException:
+            opened.close()
+            raise
+        else:
+            return opened
+    raise failure
+
+
+async def _shake_hands(target: Target, opened: socket.socket) -> picows.WSListener | None:
+    """TLS, where asked for, and the upgrade. Whatever ends it early ends the socket: picows keeps it if cancelled."""
+    try:
+        _, wire = await picows.ws_connect(
+            lambda: PicowsWire(target.url, target.max_message_bytes),
+            target.url,
+            ssl_context=target.ssl,
+            websocket_handshake_timeout=None,
+            logger_name=_logger,
+            max_frame_size=target.max_message_bytes,
+            extra_headers=target.headers,
+            max_redirects=0,
+            proxy=None,
+            enable_auto_pong=False,
+            read_buffer_init_size=_READ_BUFFER_BYTES,
+            socket_factory=lambda _: opened,
+        )
+    except BaseException:
+        with contextlib.suppress(OSError):  # closed already
+            opened.shutdown(socket.SHUT_RDWR)  # its transport reads the end and closes
+        raise
     return wire
 
 

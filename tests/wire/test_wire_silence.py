@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -47,8 +47,8 @@ async def station(transport: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
         url = await asyncio.wait_for(process.stdout.readline(), WAIT_S)
         yield process, url.decode().strip()
     finally:
-        if process.returncode is None:
-            os.kill(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may end, or be found dead, at this moment
+            process.kill()
         await process.communicate()
 
 

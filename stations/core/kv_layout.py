@@ -67,7 +67,7 @@ class KvLayout:
 
     def barriers(self, layers: Sequence[int]) -> tuple[Barrier, ...]:
         """Where any of `layers` changes form, each barrier once."""
-        found = {Barrier(*own) for layer in layers if (own := self.new_cache(layer, 0).barriers) is not None}
+        found = {own for layer in layers if (own := self.new_cache(layer, 0).barriers) is not None}
         if layers:
             found.update(self.options.layout_barriers())
         if any(self._has_overlay(layer) for layer in layers) and self.options.o1 is not None:

@@ -1,6 +1,5 @@
 """The KV stack: what attention remembers of a sequence, layer by layer. Plain numpy; knows no model and no socket."""
 
-from .barriers import Barriers, next_barrier
 from .cache import KvCache
 from .errors import KvError, KvFormError, KvShapeError, RecordError, RollbackError
 from .eviction import Born, EvictionPolicy, Recent, policy_named
@@ -11,7 +10,6 @@ from .ring import RingRope, RingWeights
 from .wire import RecordKind
 
 __all__ = [
-    "Barriers",
     "Born",
     "EvictionPolicy",
     "KvCache",
@@ -27,7 +25,6 @@ __all__ = [
     "RingRope",
     "RingWeights",
     "RollbackError",
-    "next_barrier",
     "operator_identity",
     "policy_named",
 ]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aeonflow.kv_options import EXACT_SINKS, Barrier
+
 from .attend_family import AttendFamily
-from .barriers import Barriers
 from .errors import KvFormError, KvShapeError, RollbackError
 from .eviction import EvictionPolicy
 from .nystrom import OverlayShape, Rect
@@ -15,7 +16,6 @@ from .overlay import Overlay, SealReport
 from .overlay_group import OverlayGroup
 from .recurrent import RecurrentState
 from .ring import BoundedRing, RingRope, RingSnapshot, RingWeights
-from .row_store import EXACT_SINKS
 from .streams import F32
 from .wire import (
     BoundedRecord,
@@ -64,10 +64,10 @@ class LayerKvCache(AttendFamily):
         return is_own and super().is_evictable
 
     @property
-    def barriers(self) -> Barriers | None:
+    def barriers(self) -> Barrier | None:
         """The positions at which the layer changes form, or None."""
         if self._overlay is not None and self._overlay.boundary is not None:
-            return Barriers(self._overlay.boundary)
+            return Barrier(self._overlay.boundary)
         return super().barriers
 
     def room(self) -> int:

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aeonflow.kv_options import EXACT_SINKS, Barrier
+
 from .absmax import AbsMax, abs_max
-from .barriers import Barriers
 from .errors import KvFormError, KvShapeError, RollbackError
 from .eviction import EvictionPolicy
 from .importance import Importance
 from .memory import padded
 from .reading import Reading
-from .row_store import EXACT_SINKS, check_mode, describe, make_store, read_rows, stored_bytes
+from .row_store import check_mode, describe, make_store, read_rows, stored_bytes
 from .streams import F32, I64
 from .table import HEADER_FIELDS, TABLE_FIELDS, Header
 
@@ -115,8 +116,8 @@ class LayerRows:
         return self._importance.of(self.seq_len)
 
     @property
-    def barriers(self) -> Barriers | None:
-        """The positions at which the rows change form (`barriers.py`), or None."""
+    def barriers(self) -> Barrier | None:
+        """The positions at which the rows change form (`aeonflow.kv_options`), or None."""
         return self._store.barriers
 
     @property

@@ -12,7 +12,8 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from .barriers import Barriers
+from aeonflow.kv_options import CODED_MODES, DEFAULT_EXACT_RECENT, MODES, Barrier
+
 from .codes4 import Keys4, Values4
 from .codes8 import FREEZE_ROWS, Keys8, Values8, frozen_columns
 from .errors import KvFormError
@@ -20,9 +21,6 @@ from .streams import F32, I64, ExactKeys, ExactValues, KeyStream, Stream, ValueS
 from .table import SEGMENT_FIELDS, Segment
 
 CODED_GROUP = 32  # rows that are coded together
-EXACT_SINKS = 4  # first rows that stay exact beside coded ones
-DEFAULT_RECENT = {"q4": 64}
-MODES = ("f32", "f16", "q8", "q8k", "q8v", "q4")
 UNBOUNDED = 1 << 62
 
 
@@ -84,7 +82,7 @@ class RowStore(Protocol):
     def rows(self) -> int: ...
 
     @property
-    def barriers(self) -> Barriers | None:
+    def barriers(self) -> Barrier | None:
         """When it changes form, in rows stored; None: never."""
         ...
 
@@ -141,8 +139,8 @@ class PlainRows:
         return self._pair.rows
 
     @property
-    def barriers(self) -> Barriers | None:
-        return Barriers(FREEZE_ROWS) if self._coded else None
+    def barriers(self) -> Barrier | None:
+        return Barrier(FREEZE_ROWS) if self._coded else None
 
     @property
     def _is_open(self) -> bool:
@@ -214,8 +212,8 @@ class LayeredRows:
         return exact + groups * CODED_GROUP
 
     @property
-    def barriers(self) -> Barriers | None:
-        return Barriers(self._first_barrier, CODED_GROUP)
+    def barriers(self) -> Barrier | None:
+        return Barrier(self._first_barrier, CODED_GROUP)
 
     @property
     def _next_barrier(self) -> int:
@@ -290,11 +288,13 @@ def check_mode(mode: str, exact_recent: int | None) -> int:
     """The number of exact recent rows that the options ask for. Raises KvFormError for what does not go together."""
     if mode not in MODES:
         raise KvFormError(f"KV mode {mode!r} is unknown; known are {', '.join(MODES)}")
-    recent = DEFAULT_RECENT.get(mode, 0) if exact_recent is None else exact_recent
+    recent = DEFAULT_EXACT_RECENT.get(mode, 0) if exact_recent is None else exact_recent
     if recent < 0:
         raise KvFormError(f"{recent} exact recent rows: 0 or more are allowed")
-    if recent and mode in ("f32", "f16"):
-        raise KvFormError(f"{recent} exact recent rows with KV mode {mode}: only q8, q8k, q8v and q4 code older rows")
+    if recent and mode not in CODED_MODES:
+        raise KvFormError(
+            f"{recent} exact recent rows with KV mode {mode}: only {', '.join(CODED_MODES)} code older rows"
+        )
     return recent
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stations.kv import Barriers, Born, KvFormError, LayerKvCache, RollbackError, next_barrier
+from aeonflow.kv_options import Barrier, next_barrier
+from stations.kv import Born, KvFormError, LayerKvCache, RollbackError
 from stations.kv.codes4 import encode4
 from stations.kv.codes8 import encode8, round_away
 
@@ -170,13 +171,13 @@ def test_sinks_and_the_newest_rows_stay_exact_beside_coded_ones(mode: str, recen
 
 def test_barriers_name_the_positions_at_which_a_cache_changes_form() -> None:
     assert LayerKvCache(1, 8).barriers is None
-    assert LayerKvCache(1, 8, "q8").barriers == Barriers(64)
-    assert LayerKvCache(1, 8, "q4").barriers == Barriers(100, 32)
-    assert LayerKvCache(1, 8, "q8", exact_recent=20).barriers == Barriers(88, 32)
-    assert LayerKvCache(1, 8, "q4", exact_recent=0, exact_sinks=0).barriers == Barriers(32, 32)
-    union = [Barriers(64), Barriers(100, 32)]
+    assert LayerKvCache(1, 8, "q8").barriers == Barrier(64)
+    assert LayerKvCache(1, 8, "q4").barriers == Barrier(100, 32)
+    assert LayerKvCache(1, 8, "q8", exact_recent=20).barriers == Barrier(88, 32)
+    assert LayerKvCache(1, 8, "q4", exact_recent=0, exact_sinks=0).barriers == Barrier(32, 32)
+    union = [Barrier(64), Barrier(100, 32)]
     assert [next_barrier(union, at) for at in (0, 63, 64, 100, 131, 132)] == [64, 64, 100, 132, 132, 164]
-    assert next_barrier([Barriers(64)], 64) is None
+    assert next_barrier([Barrier(64)], 64) is None
 
 
 @pytest.mark.parametrize(("mode", "recent"), CODED)

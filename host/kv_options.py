@@ -13,8 +13,10 @@ from aeonflow.kv_options import KvOptions, parse_kv_options
 
 from .errors import InvalidRequestError, UnsupportedOptionError
 
-_NO_ZERO = {"max_rows", "window"}
+MAX_LAYERS = 1024  # no model is deeper; a span is laid out as a list before the model is known
+_NO_ZERO = ("kv_max", "window")
 _KEYWORDS = {"exact_recent": "kv_exact_recent", "max_rows": "kv_max", "evict": "kv_evict", "sink": "kv_sink"}
+_ON_THE_WIRE = {keyword: name for name, keyword in _KEYWORDS.items()}
 
 
 def make_kv_options(*, o1: str | None = None, approximate: bool = False, **keywords: Any) -> KvOptions:
@@ -22,6 +24,8 @@ def make_kv_options(*, o1: str | None = None, approximate: bool = False, **keywo
 
     `o1` as on the command line: `m=32,w=128,sink=4,layers=4-9+12`; refused unless `approximate`.
     """
+    if approximate and o1 is None:
+        raise InvalidRequestError("approximate without o1: there is nothing that it would permit")
     if o1 is not None:
         keywords["o1"] = parse_overlay(o1)
         if not approximate:
@@ -31,11 +35,11 @@ def make_kv_options(*, o1: str | None = None, approximate: bool = False, **keywo
                 " alternative"
             )
     given = {name: value for name, value in keywords.items() if value is not None}
-    for name in _NO_ZERO & given.keys():
-        if given[name] == 0:
-            raise InvalidRequestError(f"{_KEYWORDS.get(name, name)} 0: leave it out to be without")
+    for name in _NO_ZERO:
+        if given.get(name) == 0:
+            raise InvalidRequestError(f"{name} 0: leave it out to be without")
     try:
-        return parse_kv_options(given)
+        return parse_kv_options({_ON_THE_WIRE.get(name, name): value for name, value in given.items()})
     except UnsupportedError as error:
         raise UnsupportedOptionError(_in_keywords(str(error))) from None
 
@@ -55,15 +59,20 @@ def parse_overlay(text: str) -> dict[str, Any]:
         try:
             overlay[name] = _layers(value) if name == "layers" else int(value)
         except ValueError:
-            raise InvalidRequestError(f"o1 {text!r}: {part!r} is not NAME=NUMBER or layers=LO-HI+…") from None
+            raise InvalidRequestError(
+                f"o1 {text!r}: {part!r} is not NAME=NUMBER or layers=LO-HI+…, 0 <= LO <= HI < {MAX_LAYERS}"
+            ) from None
     return overlay
 
 
 def _layers(text: str) -> list[int]:
     found: set[int] = set()
     for span in text.split("+"):
-        lo, separator, hi = span.partition("-")
-        found.update(range(int(lo), int(hi if separator else lo) + 1))
+        first, separator, last = span.partition("-")
+        lo, hi = int(first), int(last if separator else first)
+        if not 0 <= lo <= hi < MAX_LAYERS:
+            raise ValueError(span)
+        found.update(range(lo, hi + 1))
     return sorted(found)
 
 

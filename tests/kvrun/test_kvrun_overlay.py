@@ -112,11 +112,14 @@ def test_an_overlay_is_refused_without_approximate_and_says_why() -> None:
     [
         ({"o1": OVERLAY, "kv": "q8"}, "o1 and kv=q8 contradict"),
         ({"o1": OVERLAY, "window": 40}, "o1 and window=40 contradict"),
-        ({"o1": OVERLAY, "max_rows": 200}, "o1 and kv_max=200 contradict"),
+        ({"o1": OVERLAY, "kv_max": 200}, "o1 and kv_max=200 contradict"),
+        ({}, "approximate without o1"),
         ({"o1": "m=2"}, "m=2, w=128, sink=4: m is 4 to 1024"),
         ({"o1": "w=0"}, "w=0"),
         ({"o1": "m=many"}, "'m=many' is not NAME=NUMBER"),
         ({"o1": "layers=2-x"}, "'layers=2-x' is not"),
+        ({"o1": "layers=9-2"}, "'layers=9-2' is not"),
+        ({"o1": "layers=0-99999999999"}, "HI < 1024"),
         ({"o1": "n=3"}, "unknown field `n`"),
     ],
 )

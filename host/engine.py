@@ -20,8 +20,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-from aeonflow.kv_options import KvOptions
-
 from .card import HostCard
 from .decode import Decoder, Outbox
 from .errors import EngineClosedError
@@ -139,7 +137,7 @@ class Engine:
         )
         options.check()
         async with AsyncExitStack() as stack:
-            network = _network(is_relay=route == "relay", deadline_s=deadline_s, kv=options.kv)
+            network = _network(options, deadline_s)
             stations = await launched_stations(options, network, stack)
             async with _running(cls, network, stations, options, prefill_chunk, rejoin_s, trace) as engine:
                 yield engine
@@ -199,7 +197,7 @@ class Engine:
             plan=urls.plan if isinstance(urls, FleetState) else CONNECTED,
         )
         options.check()
-        network = _network(is_relay=route == "relay", deadline_s=deadline_s, kv=options.kv)
+        network = _network(options, deadline_s)
         stations = connected_stations(options, network)
         async with _running(cls, network, stations, options, prefill_chunk, rejoin_s, trace) as engine:
             yield engine
@@ -325,7 +323,6 @@ async def _running(
         check_count("prefill_chunk", prefill_chunk)
     try:
         await network.start(stations.links, stations.make_plan)
-        describe(options, network, refuse_bounded=options.exact)
         engine = cls(
             network,
             name=options.name or stations.name,
@@ -353,9 +350,16 @@ def _about(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _network(*, is_relay: bool, deadline_s: float, kv: KvOptions) -> Network:
-    rng = random.Random(secrets.randbits(64))
-    return Network(is_relay=is_relay, deadline_s=deadline_s, idle_s=IDLE_S, kv=kv, clock=time.perf_counter, rng=rng)
+def _network(options: LaunchOptions | ConnectOptions, deadline_s: float) -> Network:
+    return Network(
+        is_relay=options.route == "relay",
+        deadline_s=deadline_s,
+        idle_s=IDLE_S,
+        kv=options.kv,
+        check=lambda network: describe(options, network, refuse_bounded=options.exact),
+        clock=time.perf_counter,
+        rng=random.Random(secrets.randbits(64)),
+    )
 
 
 def _addresses(urls: str | Sequence[str] | FleetState) -> tuple[str, ...]:

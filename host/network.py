@@ -48,6 +48,7 @@ MAX_DIALS_AT_ONCE = 16
 REDIAL_FIRST_S, REDIAL_CAP_S = 0.05, 2.0
 LOSS_NOTICE_S = 1.5  # a neighbour may report a lost station before our own link to it breaks, with less to tell
 WATCH_PERIOD_S = 1.0
+NOT_INSTALLED = "the route is not installed"
 
 
 class Network:
@@ -60,9 +61,11 @@ class Network:
         deadline_s: float,
         idle_s: float,
         kv: KvOptions,
+        check: Callable[[Network], object],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
+        """`check` raises an AeonflowError for stations that may not work together; asked whenever all are there."""
         self.stations: list[StationLink] = []
         self.sequences: dict[int, TokenSequence] = {}
         self.strays = 0  # messages that belong to nothing here
@@ -71,7 +74,9 @@ class Network:
         self.idle_s = idle_s
         self.kv = kv
         self.is_closed = False
+        self.trouble = NOT_INSTALLED  # what keeps stations that are all connected from being joined
         self._trace: Recorder | None = None
+        self._check = check
         self._clock = clock
         self._rng = rng
         self._next_session = rng.getrandbits(39) << 24 | 1  # stations may serve several hosts: ids must not meet
@@ -130,6 +135,7 @@ class Network:
         self._plan = make_plan(self.stations)
         await self._fetch_bundle()
         await self._install_route()
+        self._check(self)
 
     async def close(self) -> None:
         """End every session and task, say goodbye to every station. Idempotent."""
@@ -157,7 +163,7 @@ class Network:
             for station in self.stations:
                 if station.state is not LinkState.READY:
                     raise station.lost_error or StationLostError(f"station {station.name} is not connected") from None
-            raise StationLostError(f"the stations are not joined again after {timeout_s:g} s") from None
+            raise StationLostError(f"the stations are not joined again after {timeout_s:g} s: {self.trouble}") from None
 
     # Sessions.
 
@@ -311,10 +317,12 @@ class Network:
         try:
             if station.state is not LinkState.READY:
                 await station.dial(DIAL_TIMEOUT_S)
-                check_alike(self.stations)
             if all(other.state is LinkState.READY for other in self.stations):
+                check_alike(self.stations)
+                self._check(self)
                 await self._install_route()
         except AeonflowError as failure:
+            self.trouble = str(failure)
             logger.info("station %s is not back yet: %s", station.name, failure)
             return False
         return True
@@ -330,6 +338,7 @@ class Network:
             asked = [(s, s.ask(InstallRoute(route, index))) for index, s in enumerate(self.stations)]
             await gather(asked, CONTROL_TIMEOUT_S, "the installation of a route")
             self._passage = ChainPassage(route, self.stations, vocab_size)
+        self.trouble = NOT_INSTALLED
         self._ready.set()
 
     async def _fetch_bundle(self) -> None:

@@ -100,7 +100,7 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
             trouble = str(error)
     else:
         away = [s.name for s in network.stations if s.state is not LinkState.READY]
-        trouble = f"not connected: {', '.join(away)}" if away else "the route is not installed"
+        trouble = f"not connected: {', '.join(away)}" if away else network.trouble
     links = [station for station in network.stations if station.state is LinkState.READY]
     frames = sum(s.link.stats.frames_sent for s in links) + _total(stats, "frames_sent")
     messages = sum(s.link.stats.messages_sent for s in links) + _total(stats, "ws_messages_sent")

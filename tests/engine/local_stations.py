@@ -42,7 +42,7 @@ class LocalStation:
         self.spec = spec
         self.kernels = kernels
         self.port = port
-        self._model = model
+        self.model = model
         self._server: Server | None = None
         self._shell: Shell | None = None
 
@@ -60,7 +60,7 @@ class LocalStation:
         return len(self.core.sessions)
 
     async def start(self) -> None:
-        model, spec = self._model, self.spec
+        model, spec = self.model, self.spec
         card = model.card
         spans = parse_roles(spec.roles_text, card.num_layers)
         if self.kernels == "reference":

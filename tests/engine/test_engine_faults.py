@@ -55,6 +55,43 @@ async def test_a_request_while_a_station_is_away_fails_after_the_time_it_may_tak
             await engine.generate("Hello").collect()
 
 
+@pytest.mark.parametrize("route", ["chain", "relay"])
+async def test_a_station_that_comes_back_with_another_model_is_not_joined_until_it_has_the_right_one(
+    route: str, model: ModelFolder, other_model: ModelFolder
+) -> None:
+    async with (
+        local_fleet("layers:2", model) as fleet,
+        Engine.connect(fleet.urls, token=TOKEN, route=route, transport="websockets", rejoin_s=0.5) as engine,
+    ):
+        expected = await engine.generate("Hello", max_tokens=4, ignore_eos=True, logits_hash=True).collect()
+        station = fleet.stations[1]
+        await station.stop()
+        station.model = other_model
+        await station.start()
+        with pytest.raises(StationLostError, match=f"{model.card.fingerprint}.*{other_model.card.fingerprint}"):
+            await engine.generate("Hello").collect()
+        assert other_model.card.fingerprint in (await engine.status())["problem"]
+        await station.stop()
+        station.model = model
+        await station.start()
+        await engine.network.wait_ready(60.0)
+        after = await engine.generate("Hello", max_tokens=4, ignore_eos=True, logits_hash=True).collect()
+        assert after.logits_hash == expected.logits_hash
+
+
+async def test_an_exact_engine_does_not_join_a_station_that_comes_back_with_other_numerics(model: ModelFolder) -> None:
+    async with (
+        local_fleet("layers:2", model, kernels="fast") as fleet,
+        Engine.connect(fleet.urls, token=TOKEN, transport="websockets", exact=True, rejoin_s=0.5) as engine,
+    ):
+        station = fleet.stations[1]
+        await station.stop()
+        station.kernels = "reference"
+        await station.start()
+        with pytest.raises(StationLostError, match=r"exact: this route is cut: bounded; numerics ids .* differ"):
+            await engine.generate("Hello").collect()
+
+
 @pytest.mark.parametrize(
     ("name", "route"),
     [

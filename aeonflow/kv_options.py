@@ -25,9 +25,11 @@ MIN_MAX_ROWS, MIN_WINDOW = 128, 16
 MAX_STREAM_POSITIONS = 1 << 20  # of a session whose rows leave: rotation angles are exact that far
 MASS_ROWS = 64  # rows whose attention mass is held apart until they are settled, at most
 MIN_LANDMARKS, MAX_LANDMARKS = 4, 1024
-_SEAL_SLACK, _ROWS_A_LANDMARK, _HELD_OUT_ROWS = 9, 8, 32  # of the overlay (`stations/kv/nystrom.py`)
-_GROUP = 32  # rows or channels that share scales
-_OPEN_ROWS = 3 * _GROUP  # rows that wait, exact, until their group is coded
+SEAL_SLACK = 9  # rows beyond window and sinks from which on there is a far part worth sealing
+ROWS_A_LANDMARK = 8
+HELD_OUT_ROWS = 32  # newest rows on which overlay and window are compared before a layer is sealed
+CODED_GROUP = 32  # rows that are coded together; channels that share scales
+_OPEN_ROWS = 3 * CODED_GROUP  # rows that wait, exact, until their group is coded
 
 
 class Barrier(NamedTuple):
@@ -81,8 +83,8 @@ class OverlayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def boundary(self) -> int:
         """The position at which layers are sealed: rows for every landmark, and some to compare with a window."""
-        floor = self.w + self.sink + _SEAL_SLACK
-        return max(self.at or max(floor, self.m * _ROWS_A_LANDMARK) + _HELD_OUT_ROWS, floor)
+        floor = self.w + self.sink + SEAL_SLACK
+        return max(self.at or max(floor, self.m * ROWS_A_LANDMARK) + HELD_OUT_ROWS, floor)
 
 
 class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -151,11 +153,6 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """One line for people: `f16`, `q8 exact_recent=64`."""
         rest = (f"{name}={value}" for name, value in self.to_wire().items() if name != "kv")
         return " ".join((self.kv, *rest))
-
-    @property
-    def is_plain(self) -> bool:
-        """Are all rows kept as computed?"""
-        return self == KvOptions()
 
 
 # What a station offers, by option, as it stands in its hello.
@@ -248,7 +245,7 @@ def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim:
     if options.window:
         positions = min(positions, 2 * options.window + 1 + options.recent_rows + EXACT_SINKS + _OPEN_ROWS)
     mass = 4 * positions * (1 + (1 + num_kv_heads) * MASS_ROWS) if options.keeps_mass else 0
-    groups = -(-head_dim // _GROUP)
+    groups = -(-head_dim // CODED_GROUP)
     exact = 4 * head_dim
     coded_k, coded_v = head_dim + 4 * groups, head_dim + 4
     row = {
@@ -257,7 +254,7 @@ def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim:
         "q8": coded_k + coded_v,
         "q8k": coded_k + exact,
         "q8v": exact + coded_v,
-        "q4": (head_dim + 1) // 2 + -(-4 * head_dim // _GROUP) + (head_dim + 1) // 2 + 4 * groups,
+        "q4": (head_dim + 1) // 2 + -(-4 * head_dim // CODED_GROUP) + (head_dim + 1) // 2 + 4 * groups,
     }[options.kv]
     num_exact = 0
     if options.kv == "q4" or options.recent_rows:

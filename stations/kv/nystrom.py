@@ -20,14 +20,13 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from aeonflow.kv_options import MIN_LANDMARKS, ROWS_A_LANDMARK, SEAL_SLACK
+
 from .streams import F32
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 B1 = npt.NDArray[np.bool_]
-ROWS_A_LANDMARK = 8
-MIN_LANDMARKS = 4
-SEAL_SLACK = 9  # rows beyond window and sinks from which on there is a far part worth sealing
 RIDGE = 1e-6
 RIDGE_STEPS = 12
 DENOMINATOR_FLOOR = np.float32(1e-30)

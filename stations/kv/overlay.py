@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aeonflow.kv_options import MIN_LANDMARKS
+
 from .errors import KvFormError
-from .nystrom import MIN_LANDMARKS, OverlayShape
+from .nystrom import OverlayShape
 from .overlay_group import GroupRows, OverlayGroup, overlay_wins
 from .streams import F32
 

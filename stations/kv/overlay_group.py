@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from aeonflow.kv_options import HELD_OUT_ROWS
+
 from .nystrom import FarField, OverlayShape, head_far_floats, landmark_means, near_sums
 from .streams import F32
 
 B1 = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
-HELD_OUT_ROWS = 32  # newest prompt rows on which overlay and window are compared
 
 
 class GroupRows(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from aeonflow.kv_options import CODED_MODES, DEFAULT_EXACT_RECENT, MODES, Barrier
+from aeonflow.kv_options import CODED_GROUP, CODED_MODES, DEFAULT_EXACT_RECENT, MODES, Barrier
 
 from .codes4 import Keys4, Values4
 from .codes8 import FREEZE_ROWS, Keys8, Values8, frozen_columns
@@ -20,7 +20,6 @@ from .errors import KvFormError
 from .streams import F32, I64, ExactKeys, ExactValues, KeyStream, Stream, ValueStream
 from .table import SEGMENT_FIELDS, Segment
 
-CODED_GROUP = 32  # rows that are coded together
 UNBOUNDED = 1 << 62
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aeonflow.kv_options import Barrier, KvOptions, layer_bytes, overlay_bytes
+from aeonflow.kv_options import Barrier, KvOptions, OverlayOptions, layer_bytes, overlay_bytes
 
 from ..kv.errors import KvFormError
 from ..kv.eviction import Born, EvictionPolicy, Recent
@@ -26,16 +26,16 @@ class KvLayout:
 
         Untouched pages cost nothing, so asking for all of it is free until rows come.
         """
-        card, options = self._card, self.options
+        card, options, o1 = self._card, self.options, self._overlay(layer)
         rows = min(max_positions, options.max_rows or max_positions)
         if options.window:
             rows = min(rows, 2 * options.window + 1)
-        if self._has_overlay(layer) and options.o1 is not None:
-            rows = min(rows, options.o1.boundary)
+        if o1 is not None:
+            rows = min(rows, o1.boundary)
         cache = LayerKvCache(card.num_kv_heads, card.head_dim, options.kv, rows, exact_recent=options.exact_recent)
         cache.wire_layer = layer
-        if self._has_overlay(layer) and options.o1 is not None:
-            cache.o1_begin(options.o1.m, options.o1.w, options.o1.sink, seal_at=options.o1.boundary)
+        if o1 is not None:
+            cache.o1_begin(o1.m, o1.w, o1.sink, seal_at=o1.boundary)
         cache.reading.set(window=options.window, keeps_mass=options.keeps_mass)
         return cache
 
@@ -55,25 +55,25 @@ class KvLayout:
 
     def reserved_bytes(self, layers: Sequence[int], max_positions: int) -> int:
         """Bytes that `layers` take when the session is full: what is reserved of the station's KV budget."""
-        card, options = self._card, self.options
-        num_overlays = sum(self._has_overlay(layer) for layer in layers)
+        card, options, o1 = self._card, self.options, self.options.o1
+        num_overlays = sum(self._overlay(layer) is not None for layer in layers)
         plain = layer_bytes(options, max_positions, card.num_kv_heads, card.head_dim)
         total = (len(layers) - num_overlays) * plain
-        if num_overlays and options.o1 is not None:
-            collecting = min(max_positions, options.o1.boundary)
+        if o1 is not None:
+            collecting = min(max_positions, o1.boundary)
             total += num_overlays * layer_bytes(options, collecting, card.num_kv_heads, card.head_dim)
-            total += num_overlays * overlay_bytes(options.o1, card.num_heads, card.num_kv_heads, card.head_dim)
+            total += num_overlays * overlay_bytes(o1, card.num_heads, card.num_kv_heads, card.head_dim)
         return total
 
     def barriers(self, layers: Sequence[int]) -> tuple[Barrier, ...]:
         """Where any of `layers` changes form, each barrier once."""
-        found = {own for layer in layers if (own := self.new_cache(layer, 0).barriers) is not None}
+        kinds = {self._overlay(layer): layer for layer in layers}  # layers of one kind are alike: one tells for all
+        found = {own for layer in kinds.values() if (own := self.new_cache(layer, 0).barriers) is not None}
         if layers:
             found.update(self.options.layout_barriers())
-        if any(self._has_overlay(layer) for layer in layers) and self.options.o1 is not None:
-            found.add(Barrier(self.options.o1.boundary, 1))  # a sealed layer takes back the newest pass at most
+        found.update(Barrier(o1.boundary, 1) for o1 in kinds if o1)  # a sealed layer takes back the newest pass at most
         return tuple(sorted(found))
 
-    def _has_overlay(self, layer: int) -> bool:
+    def _overlay(self, layer: int) -> OverlayOptions | None:
         o1 = self.options.o1
-        return o1 is not None and (o1.layers is None or layer in o1.layers)
+        return o1 if o1 is not None and (o1.layers is None or layer in o1.layers) else None

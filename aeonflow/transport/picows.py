@@ -8,15 +8,14 @@ fragments are collected here, and the size of a whole message is bounded here. W
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import aiofastnet
 import picows
-from picows.picows import WSProtocol  # type: ignore[attr-defined]  # the class itself: a server's sockets come from our gate, not from picows
+from picows.picows import WSProtocol  # type: ignore[attr-defined]  # the class itself: we make the sockets, not picows
+from picows.url import parse_url
 
 from ..errors import AeonflowError, LinkClosedError, OversizeError, RemoteProtocolError
 from ..frames import Buffer
@@ -208,9 +207,16 @@ async def _settle(transport: picows.WSTransport) -> None:
 
 async def dial(target: Target) -> Wire:
     """Connect without proxy or redirects. AuthenticationError for 401 and 403, LinkClosedError for all else."""
+    wire = PicowsWire(target.url, target.max_message_bytes)
+    transport: asyncio.Transport | None = None
+    is_answered = False
     try:
         async with asyncio.timeout(target.timeout_s):
-            wire = await _shake_hands(target, await _open_socket(target))
+            transport, protocol = await aiofastnet.create_connection(
+                asyncio.get_running_loop(), lambda: _client(target, wire), target.host, target.port, ssl=target.ssl
+            )
+            await protocol.wait_until_handshake_complete()
+            is_answered = True
     except TimeoutError:
         raise LinkClosedError(f"{target.url}: no answer to the handshake within {target.timeout_s} s") from None
     except OSError as error:
@@ -220,75 +226,18 @@ async def dial(target: Target) -> Wire:
             body = (error.raw_body or b"").decode(errors="replace")
             raise http_refusal(target.url, int(error.response.status), body) from None
         raise LinkClosedError(f"{target.url}: no WebSocket answers: {error}") from None
-    if not isinstance(wire, PicowsWire) or not wire.is_connected:
+    finally:
+        if not is_answered and transport is not None:
+            transport.abort()
+    if not wire.is_connected:
         raise LinkClosedError(f"{target.url}: closed during the handshake")
-    return wire
-
-
-async def _open_socket(target: Target) -> socket.socket:
-    """A TCP connection to the first address of the host that takes one; OSError of the last that did not."""
-    loop = asyncio.get_running_loop()
-    failure = OSError(f"{target.host} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM):
-        opened = socket.socket(family, kind, protocol)
-        opened.setblocking(False)
-        try:
-            await loop.sock_connect(opened, address)
-        except OSError as error:
-            opened.close()
-            failure = error
-        except BaseException:
-            opened.close()
-            raise
-        else:
-            return opened
-    raise failure
-
-
-async def _shake_hands(target: Target, opened: socket.socket) -> picows.WSListener | None:
-    """TLS, where asked for, and the upgrade. Whatever ends it early ends the socket: picows keeps it if cancelled."""
-    try:
-        _, wire = await picows.ws_connect(
-            lambda: PicowsWire(target.url, target.max_message_bytes),
-            target.url,
-            ssl_context=target.ssl,
-            websocket_handshake_timeout=None,
-            logger_name=_logger,
-            max_frame_size=target.max_message_bytes,
-            extra_headers=target.headers,
-            max_redirects=0,
-            proxy=None,
-            enable_auto_pong=False,
-            read_buffer_init_size=_READ_BUFFER_BYTES,
-            socket_factory=lambda _: opened,
-        )
-    except BaseException:
-        with contextlib.suppress(OSError):  # closed already
-            opened.shutdown(socket.SHUT_RDWR)  # its transport reads the end and closes
-        raise
     return wire
 
 
 def upgrade(admitted: Admitted) -> Wire | None:
     """Hand a connection that passed the gate to picows, which reads its request again and answers it."""
     wire = PicowsWire(admitted.peer_url, admitted.max_message_bytes)
-    protocol = WSProtocol(
-        None,  # host and port: a client's
-        None,  # path: a client's
-        False,  # is_client_side
-        lambda request: wire,
-        _logger,
-        True,  # disconnect_on_exception
-        None,  # handshake timeout: the gate has read the request
-        False,  # enable_auto_ping: links have a heartbeat of their own
-        1.0,
-        1.0,
-        picows.WSAutoPingStrategy.PING_WHEN_IDLE,
-        False,  # enable_auto_pong: pongs are counted among what waits
-        admitted.max_message_bytes,
-        None,  # extra headers: a client's
-        _READ_BUFFER_BYTES,
-    )
+    protocol = _protocol(wire, admitted.max_message_bytes)
     admitted.transport.set_protocol(protocol)
     protocol.connection_made(admitted.transport)
     rest = memoryview(admitted.raw)
@@ -299,6 +248,38 @@ def upgrade(admitted: Admitted) -> Wire | None:
         protocol.buffer_updated(size)
         rest = rest[size:]
     return wire if wire.is_connected else None
+
+
+def _client(target: Target, wire: PicowsWire) -> WSProtocol:
+    """The dialling side, whose `connection_made` sends the request."""
+    url = parse_url(target.url)
+    return _protocol(wire, target.max_message_bytes, (url.netloc, url.resource_name), target.headers)
+
+
+def _protocol(
+    wire: PicowsWire,
+    max_message_bytes: int,
+    address: tuple[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> WSProtocol:
+    """picows on one connection: a client with an `address` (host and port, path) to ask for, else a server."""
+    return WSProtocol(
+        address[0] if address is not None else None,
+        address[1] if address is not None else None,
+        address is not None,
+        lambda *_: wire,
+        _logger,
+        True,  # disconnect_on_exception
+        None,  # handshake timeout: `dial` and the gate have their own
+        False,  # enable_auto_ping: links have a heartbeat of their own
+        1.0,
+        1.0,
+        picows.WSAutoPingStrategy.PING_WHEN_IDLE,
+        False,  # enable_auto_pong: pongs are counted among what waits
+        max_message_bytes,
+        headers,
+        _READ_BUFFER_BYTES,
+    )
 
 
 async def listen(factory: Callable[[], asyncio.Protocol], host: str, port: int, **options: Any) -> asyncio.Server:

@@ -25,11 +25,19 @@ from .decode import Decoder, Outbox
 from .errors import EngineClosedError
 from .fleet.state import FleetState
 from .generate import Generation, Seat, Setting
-from .kv_options import make_kv_options
-from .launch import CONNECTED, ConnectOptions, LaunchOptions, Stations, connected_stations, launched_stations
+from .kv_options import KvKeywords, make_kv_options
+from .launch import (
+    CONNECTED,
+    ConnectOptions,
+    EngineOptions,
+    LaunchOptions,
+    Stations,
+    connected_stations,
+    launched_stations,
+)
 from .network import Network
 from .pace import Pace
-from .request import GenerateOptions, Prompt, Request, check_count, make_request
+from .request import GenerateOptions, Prompt, Request, make_request
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
 from .setting import describe
@@ -81,14 +89,6 @@ class Engine:
         transport: str = "auto",
         coalesce: bool = True,
         link_delay_ms: float = 0.0,
-        kv: str = "f32",
-        kv_exact_recent: int | None = None,
-        kv_max: int | None = None,
-        kv_evict: str | None = None,
-        kv_sink: int | None = None,
-        window: int | None = None,
-        o1: str | None = None,
-        approximate: bool = False,
         pair_x: str = "off",
         speculate: str = "off",
         volumes: str = "off",
@@ -99,6 +99,7 @@ class Engine:
         deadline_s: float = DEADLINE_S,
         rejoin_s: float = REJOIN_S,
         trace: str | Path | None = None,
+        **kv: Unpack[KvKeywords],
     ) -> AsyncIterator[Engine]:
         """Start the stations of `plan` for `model`, and stop them at the end of the block.
 
@@ -118,28 +119,22 @@ class Engine:
             transport=transport,
             coalesce=coalesce,
             link_delay_ms=link_delay_ms,
-            kv=make_kv_options(
-                kv=kv,
-                kv_exact_recent=kv_exact_recent,
-                kv_max=kv_max,
-                kv_evict=kv_evict,
-                kv_sink=kv_sink,
-                window=window,
-                o1=o1,
-                approximate=approximate,
-            ),
+            kv=make_kv_options(**kv),
             pair_x=pair_x,
             speculate=speculate,
             volumes=volumes,
+            prefill_chunk=prefill_chunk,
             token=token,
             exact=exact,
             name=name,
+            deadline_s=deadline_s,
+            rejoin_s=rejoin_s,
         )
         options.check()
         async with AsyncExitStack() as stack:
-            network = _network(options, deadline_s)
+            network = _network(options)
             stations = await launched_stations(options, network, stack)
-            async with _running(cls, network, stations, options, prefill_chunk, rejoin_s, trace) as engine:
+            async with _running(cls, network, stations, options, trace) as engine:
                 yield engine
 
     @classmethod
@@ -153,14 +148,6 @@ class Engine:
         transport: str = "auto",
         coalesce: bool = True,
         link_delay_ms: float = 0.0,
-        kv: str = "f32",
-        kv_exact_recent: int | None = None,
-        kv_max: int | None = None,
-        kv_evict: str | None = None,
-        kv_sink: int | None = None,
-        window: int | None = None,
-        o1: str | None = None,
-        approximate: bool = False,
         prefill_chunk: int | None = None,
         exact: bool = False,
         name: str | None = None,
@@ -168,6 +155,7 @@ class Engine:
         deadline_s: float = DEADLINE_S,
         rejoin_s: float = REJOIN_S,
         trace: str | Path | None = None,
+        **kv: Unpack[KvKeywords],
     ) -> AsyncIterator[Engine]:
         """Connect to stations that run: their addresses (ws://…, wss://…) or a fleet's state. They run on afterwards.
 
@@ -181,25 +169,19 @@ class Engine:
             transport=transport,
             coalesce=coalesce,
             link_delay_ms=link_delay_ms,
-            kv=make_kv_options(
-                kv=kv,
-                kv_exact_recent=kv_exact_recent,
-                kv_max=kv_max,
-                kv_evict=kv_evict,
-                kv_sink=kv_sink,
-                window=window,
-                o1=o1,
-                approximate=approximate,
-            ),
+            kv=make_kv_options(**kv),
+            prefill_chunk=prefill_chunk,
             exact=exact,
             name=name or (urls.name if isinstance(urls, FleetState) else None),
+            deadline_s=deadline_s,
+            rejoin_s=rejoin_s,
             ssl=ssl,
             plan=urls.plan if isinstance(urls, FleetState) else CONNECTED,
         )
         options.check()
-        network = _network(options, deadline_s)
+        network = _network(options)
         stations = connected_stations(options, network)
-        async with _running(cls, network, stations, options, prefill_chunk, rejoin_s, trace) as engine:
+        async with _running(cls, network, stations, options, trace) as engine:
             yield engine
 
     # Using it.
@@ -313,21 +295,17 @@ async def _running(
     cls: type[Engine],
     network: Network,
     stations: Stations,
-    options: LaunchOptions | ConnectOptions,
-    prefill_chunk: int | None,
-    rejoin_s: float,
+    options: EngineOptions,
     trace: str | Path | None,
 ) -> AsyncIterator[Engine]:
     """Join the stations, probe the chain, and close the network at the end whatever happens."""
-    if prefill_chunk is not None:
-        check_count("prefill_chunk", prefill_chunk)
     try:
         await network.start(stations.links, stations.make_plan)
         engine = cls(
             network,
             name=options.name or stations.name,
-            prefill_chunk=prefill_chunk,
-            rejoin_s=rejoin_s,
+            prefill_chunk=options.prefill_chunk,
+            rejoin_s=options.rejoin_s,
             pace=await measured_pace(network, stations.cores),
             describe_setting=lambda net: describe(options, net),
             clock=time.perf_counter,
@@ -350,10 +328,10 @@ def _about(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _network(options: LaunchOptions | ConnectOptions, deadline_s: float) -> Network:
+def _network(options: EngineOptions) -> Network:
     return Network(
         is_relay=options.route == "relay",
-        deadline_s=deadline_s,
+        deadline_s=options.deadline_s,
         idle_s=IDLE_S,
         kv=options.kv,
         check=lambda network: describe(options, network, refuse_bounded=options.exact),

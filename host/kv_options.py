@@ -6,7 +6,7 @@ The schema and what combines with what is `aeonflow/kv_options.py`'s; here are t
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypedDict
 
 from aeonflow.errors import UnsupportedError
 from aeonflow.kv_options import KvOptions, parse_kv_options
@@ -19,8 +19,21 @@ _KEYWORDS = {"exact_recent": "kv_exact_recent", "max_rows": "kv_max", "evict": "
 _ON_THE_WIRE = {keyword: name for name, keyword in _KEYWORDS.items()}
 
 
+class KvKeywords(TypedDict, total=False):
+    """Keywords of `Engine.launch` and `Engine.connect` (`docs/kv-cache.md`, *Options*); None as not given."""
+
+    kv: str
+    kv_exact_recent: int | None
+    kv_max: int | None
+    kv_evict: str | None
+    kv_sink: int | None
+    window: int | None
+    o1: str | None
+    approximate: bool
+
+
 def make_kv_options(*, o1: str | None = None, approximate: bool = False, **keywords: Any) -> KvOptions:
-    """Checked options from `Engine`'s keywords; None means "not given". Raises UnsupportedOptionError by name.
+    """Checked options from `KvKeywords`. Raises UnsupportedOptionError by name.
 
     `o1` as on the command line: `m=32,w=128,sink=4,layers=4-9+12`; refused unless `approximate`.
     """

@@ -24,52 +24,73 @@ from aeonflow.messages import PROTOCOL_VERSION, Hello
 
 from .embedded import EmbeddedStation
 from .errors import HostError, InvalidRequestError
-from .fleet import Fleet, StationOptions
+from .fleet import Fleet, FleetStation, StationOptions
 from .fleet.launcher import usable_cores
 from .kv_options import exactness_options
 from .links import Dial, OnClose, OnMessage, StationLink
 from .network import Network
 from .plan import Plan, check, effect_of, from_hellos, make_plan
+from .request import check_count
 
 TRANSPORTS = ("auto", "websockets", "picows")
 SOLO = "solo"
 CONNECTED = "connected"  # the plan of stations that were only given by their addresses
 MAX_SOLO_THREADS = 8  # more only wait for memory
 VERB_TIMEOUT_S = 600.0  # generating a large model takes its time
-MAX_EVENT_BYTES = 4 << 20
 
 
-class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The keywords of `Engine.launch` that concern the fleet."""
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The keywords that `Engine.launch` and `Engine.connect` share."""
 
-    model: str
-    plan: str
     route: str
-    kernels: str
-    threads: int | None
     transport: str
     coalesce: bool
     link_delay_ms: float
     kv: KvOptions
-    pair_x: str
-    speculate: str
-    volumes: str | bool | None
+    prefill_chunk: int | None
     token: str | None
     exact: bool
     name: str | None
+    deadline_s: float
+    rejoin_s: float
+
+    def check(self) -> None:
+        """InvalidRequestError for a value outside its range, UnsupportedOptionError for what is not built yet."""
+        effect_of("route", self.route)
+        for option, value in exactness_options(self.kv).items():
+            effect_of(option, value)
+        if self.transport not in TRANSPORTS:
+            raise InvalidRequestError(f"transport {self.transport!r}: allowed is {', '.join(TRANSPORTS)}")
+        for name in ("link_delay_ms", "rejoin_s"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise InvalidRequestError(f"{name} {value}: a number of at least 0 is needed")
+        if not math.isfinite(self.deadline_s) or self.deadline_s <= 0:
+            raise InvalidRequestError(f"deadline_s {self.deadline_s}: a number above 0 is needed")
+        if self.prefill_chunk is not None:
+            check_count("prefill_chunk", self.prefill_chunk)
+
+
+class LaunchOptions(EngineOptions, frozen=True, kw_only=True):
+    """The keywords of `Engine.launch`."""
+
+    model: str
+    plan: str
+    kernels: str
+    threads: int | None
+    pair_x: str
+    speculate: str
+    volumes: str
 
     @property
     def is_solo(self) -> bool:
         return self.plan == SOLO
 
     def check(self) -> None:
-        """InvalidRequestError for a value outside its range, UnsupportedOptionError for what is not built yet."""
-        _check_links(self.route, self.transport, self.link_delay_ms)
-        for option in ("kernels", "pair_x", "speculate"):
+        """As for the shared ones."""
+        super().check()
+        for option in ("kernels", "pair_x", "speculate", "volumes"):
             effect_of(option, getattr(self, option))
-        for option, value in exactness_options(self.kv).items():
-            effect_of(option, value)
-        effect_of("volumes", self.volumes or "off")
         if not self.model:
             raise InvalidRequestError("model '': a name, a path or synthetic:… is needed")
         if self.threads is not None and (isinstance(self.threads, bool) or self.threads < 1):
@@ -80,26 +101,16 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError("exact and kernels 'reference' contradict each other: its cut is bounded")
 
 
-class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The keywords of `Engine.connect` that concern the links."""
+class ConnectOptions(EngineOptions, frozen=True, kw_only=True):
+    """The keywords of `Engine.connect`."""
 
     urls: tuple[str, ...]
-    token: str | None
-    route: str
-    transport: str
-    coalesce: bool
-    link_delay_ms: float
-    kv: KvOptions
-    exact: bool
-    name: str | None
     ssl: ssl_module.SSLContext | None
     plan: str = CONNECTED
 
     def check(self) -> None:
         """InvalidRequestError for a value outside its range."""
-        _check_links(self.route, self.transport, self.link_delay_ms)
-        for option, value in exactness_options(self.kv).items():
-            effect_of(option, value)
+        super().check()
         if not self.urls:
             raise InvalidRequestError("0 station addresses: at least 1 is needed")
         for url in self.urls:
@@ -139,21 +150,14 @@ async def launched_stations(options: LaunchOptions, network: Network, stack: Asy
     )
     fleet = Fleet(plan.stations, station_options, name=options.name or "", token=options.token or "")
     await stack.enter_async_context(fleet)
-    dial = network_dial(
-        fleet.token,
-        options.transport,
-        coalesce=options.coalesce,
-        link_delay_ms=options.link_delay_ms,
-        ssl=None,
-        kv=options.kv,
-    )
+    dial = network_dial(options, fleet.token)
     links = [
         StationLink(
             index,
             station.url,
             dial,
             name=station.name,
-            process=station if station.pid else None,
+            process=station if isinstance(station, FleetStation) else None,
             on_message=network.received,
             on_lost=network.lost,
         )
@@ -165,14 +169,7 @@ async def launched_stations(options: LaunchOptions, network: Network, stack: Asy
 def connected_stations(options: ConnectOptions, network: Network) -> Stations:
     """Links to stations that run already; their hellos say who carries what."""
     assert options.token is not None, "checked"
-    dial = network_dial(
-        options.token,
-        options.transport,
-        coalesce=options.coalesce,
-        link_delay_ms=options.link_delay_ms,
-        ssl=options.ssl,
-        kv=options.kv,
-    )
+    dial = network_dial(options, options.token, options.ssl)
     links = [
         StationLink(index, url, dial, on_message=network.received, on_lost=network.lost)
         for index, url in enumerate(options.urls)
@@ -200,28 +197,20 @@ async def _embedded_station(options: LaunchOptions, network: Network, stack: Asy
     )
 
 
-def network_dial(
-    token: str,
-    transport: str,
-    *,
-    coalesce: bool,
-    link_delay_ms: float,
-    ssl: ssl_module.SSLContext | None,
-    kv: KvOptions,
-) -> Dial:
+def network_dial(options: EngineOptions, token: str, ssl: ssl_module.SSLContext | None = None) -> Dial:
     """Dials stations over sockets with the fleet's secret."""
 
     async def dial(url: str, *, on_message: OnMessage, on_close: OnClose) -> Link:
         return await connect(
             url,
-            hello=host_hello(kv),
+            hello=host_hello(options.kv),
             token=token,
-            transport=transport,
+            transport=options.transport,
             on_message=on_message,
             on_close=on_close,
             ssl=ssl if url.startswith("wss://") else None,
-            link_delay_s=link_delay_ms / 1000,
-            coalesce=coalesce,
+            link_delay_s=options.link_delay_ms / 1000,
+            coalesce=options.coalesce,
         )
 
     return dial
@@ -248,16 +237,16 @@ async def run_verb(verb: str, *arguments: str) -> dict[str, Any]:
     """Run a verb of `python -m stations` to its end; returns its result event. Raises HostError with its error."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-m", "stations", verb, *arguments)
-    child = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, limit=MAX_EVENT_BYTES
-    )
+    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(VERB_TIMEOUT_S):
             out, err = await child.communicate()
-    except BaseException:
+    except BaseException as error:
         if child.returncode is None:
             child.kill()
         await child.wait()
+        if isinstance(error, TimeoutError):
+            raise HostError(f"python -m stations {verb} has not ended within {VERB_TIMEOUT_S:g} s") from None
         raise
     for line in reversed(out.splitlines()):
         event: dict[str, Any] = msgspec.json.decode(line)
@@ -267,11 +256,3 @@ async def run_verb(verb: str, *arguments: str) -> dict[str, Any]:
             raise HostError(str(event.get("message")))
     last = (err.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
     raise HostError(f"python -m stations {verb} ended with status {child.returncode}: {last}")
-
-
-def _check_links(route: str, transport: str, link_delay_ms: float) -> None:
-    effect_of("route", route)
-    if transport not in TRANSPORTS:
-        raise InvalidRequestError(f"transport {transport!r}: allowed is {', '.join(TRANSPORTS)}")
-    if not math.isfinite(link_delay_ms) or link_delay_ms < 0:
-        raise InvalidRequestError(f"link_delay_ms {link_delay_ms}: a number of at least 0 is needed")

@@ -6,13 +6,13 @@ from .chain import host_frame_bytes
 from .errors import InvalidRequestError
 from .generate import Setting
 from .kv_options import described, exactness_options
-from .launch import ConnectOptions, LaunchOptions
+from .launch import EngineOptions
 from .network import Network
 from .plan import Geometry, exactness, mixed_numerics
 from .plan.path import Link, chain_path, relay_path
 
 
-def describe(options: LaunchOptions | ConnectOptions, network: Network, *, refuse_bounded: bool = False) -> Setting:
+def describe(options: EngineOptions, network: Network, *, refuse_bounded: bool = False) -> Setting:
     """The setting of a network that is joined. With `refuse_bounded`, InvalidRequestError names what bounds the cut."""
     known = [station.hello for station in network.stations if station.incarnation]
     kernels = "+".join(sorted({hello.kernels for hello in known}))

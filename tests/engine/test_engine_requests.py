@@ -106,6 +106,8 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
         ({"plan": "quadsplit"}, PlanError, "quadsplit"),
         ({"plan": "layers:9"}, PlanError, "9"),
         ({"prefill_chunk": 0}, InvalidRequestError, "prefill_chunk 0"),
+        ({"deadline_s": 0}, InvalidRequestError, "deadline_s 0"),
+        ({"rejoin_s": -1.0}, InvalidRequestError, "rejoin_s -1"),
         ({"model": ""}, InvalidRequestError, "model"),
     ],
 )

@@ -139,8 +139,10 @@ class Server:
         return len(self._rules.waiting)
 
     async def listen(self, host: str, port: int, ssl: ssl_module.SSLContext | None) -> None:
+        # The gate's own clock starts only when TLS is settled.
+        tls = {"ssl": ssl, "ssl_handshake_timeout": self._options.handshake_s} if ssl is not None else {}
         try:
-            server = await self._listen(lambda: Gate(self._rules), host, port, ssl=ssl, backlog=BACKLOG)
+            server = await self._listen(lambda: Gate(self._rules), host, port, backlog=BACKLOG, **tls)
         except OSError as error:
             raise LinkClosedError(f"cannot listen on {host}:{port}: {_listen_failure(error)}") from None
         self._server = server

@@ -49,10 +49,9 @@ def choose_transport(name: str = "auto") -> Transport:
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """A uvloop event loop where uvloop can be imported, else asyncio's; a `loop_factory` for `asyncio.Runner`."""
     try:
-        uvloop = importlib.import_module("uvloop")
+        loop = cast(asyncio.AbstractEventLoop, importlib.import_module("uvloop").new_event_loop())
     except ImportError:
-        return asyncio.new_event_loop()
-    loop = cast(asyncio.AbstractEventLoop, uvloop.new_event_loop())
+        loop = asyncio.new_event_loop()
     loop.set_exception_handler(_handle_exception)
     return loop
 
@@ -60,8 +59,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """As by default, but for a peer that leaves in the middle of a TLS handshake.
 
-    uvloop reports it with the class of an OSError in the place of an instance: it takes it for a bug, and logging fails
-    over the class. Such a connection is refused like any other, and a peer must not fill the log.
+    aiofastnet reports it with the class of an OSError in the place of an instance: it takes it for a bug, and logging
+    fails over the class. Such a connection is refused like any other, and a peer must not fill the log.
     """
     exception = context.get("exception")
     if isinstance(exception, type) and issubclass(exception, OSError):

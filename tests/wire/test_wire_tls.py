@@ -7,6 +7,7 @@ import datetime
 import ipaddress
 import logging
 import ssl
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from aeonflow import connect, new_event_loop
+from aeonflow import LinkOptions, connect, new_event_loop
 from aeonflow.bands import ATTN
 from aeonflow.errors import LinkClosedError, LocalProtocolError
 from aeonflow.transport.tls import client_context, server_context
@@ -98,16 +99,35 @@ async def test_a_server_may_ask_clients_for_a_certificate(ours: Certificate, oth
             await connect(server.url, hello=hello("h", "host"), token=TOKEN, ssl=client_context(ours.cert))
 
 
+@pytest.mark.parametrize("transport", ["websockets", "picows"])
+async def test_a_client_that_never_begins_tls_is_cut_off_in_time(transport: str, ours: Certificate) -> None:
+    patience = LinkOptions(handshake_s=0.1)
+    async with serving(transport, ssl=server_context(ours.cert, ours.key), options=patience) as (server, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.timeout(WAIT_S):
+            assert await reader.read() == b""
+        writer.close()
+
+
 async def test_a_plain_client_of_a_tls_server_is_told_something(ours: Certificate) -> None:
     async with serving(ssl=server_context(ours.cert, ours.key)) as (server, _):
         with pytest.raises(LinkClosedError):
             await connect(server.url.replace("wss", "ws"), hello=hello("h", "host"), token=TOKEN)
 
 
+@pytest.mark.parametrize("has_uvloop", [True, False])
 @pytest.mark.parametrize("transport", ["websockets", "picows"])
 def test_handshakes_that_fail_leave_nothing_in_the_log(
-    transport: str, ours: Certificate, other: Certificate, caplog: pytest.LogCaptureFixture
+    transport: str,
+    has_uvloop: bool,
+    ours: Certificate,
+    other: Certificate,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not has_uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+
     async def dial(url: str, context: ssl.SSLContext | None) -> None:
         link = await connect(url, hello=hello("h", "host"), token=TOKEN, transport=transport, ssl=context)
         await link.close()

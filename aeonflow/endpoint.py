@@ -7,8 +7,7 @@ import ipaddress
 import os
 import ssl as ssl_module
 from collections.abc import Callable, Collection
-
-import msgspec
+from functools import partial
 
 from .assembly import Message
 from .auth import Gatekeeper, Permission, check_token
@@ -67,8 +66,7 @@ async def connect(
     chosen = choose_transport(transport)
     target = make_target(url, check_token(token), ssl, wire_limit(hello.limits.max_message_bytes), options.handshake_s)
     wire = await chosen.dial(target)
-    options = msgspec.structs.replace(options, link_delay_s=link_delay_s, coalesce=coalesce)
-    link = _make_link(wire, hello, options, is_dialer=True)
+    link = _make_link(wire, hello, options, link_delay_s, is_dialer=True, coalesce=coalesce)
     if on_message is not None:
         link.on_message = on_message
     link.on_close = on_close
@@ -87,10 +85,9 @@ async def memory_pair(
     options: LinkOptions = LinkOptions(),  # noqa: B008 — frozen
 ) -> tuple[Link, Link]:
     """Two connected links in this process; `a` is the dialling side. Raises like `connect`."""
-    options = msgspec.structs.replace(options, link_delay_s=link_delay_s, coalesce=coalesce)
     wire_a, wire_b = MemoryWire.pair(f"memory:{hello_a.name}", f"memory:{hello_b.name}")
-    a = _make_link(wire_a, hello_a, options, is_dialer=True)
-    b = _make_link(wire_b, hello_b, options, is_dialer=False)
+    a = _make_link(wire_a, hello_a, options, link_delay_s, is_dialer=True, coalesce=coalesce)
+    b = _make_link(wire_b, hello_b, options, link_delay_s, is_dialer=False, coalesce=coalesce)
     for link, on_message in ((a, on_message_a), (b, on_message_b)):
         if on_message is not None:
             link.on_message = on_message
@@ -109,6 +106,7 @@ class Server:
         transport: Transport,
         gatekeeper: Gatekeeper,
         options: LinkOptions,
+        make_link: Callable[..., Link],
         max_unauthenticated: int,
         max_links: int,
     ) -> None:
@@ -118,11 +116,11 @@ class Server:
         self.url = ""
         self.links: set[Link] = set()
         self.refused_links = 0  # admitted connections whose hello did not fit
-        self._hello = hello
         self._on_link = on_link
         self._listen = transport.listen
         self._upgrade = transport.upgrade
-        self._options = options
+        self._handshake_s = options.handshake_s
+        self._make_link = make_link
         self._handshaking: set[Link] = set()
         self._rules = GateRules(
             gatekeeper,
@@ -140,7 +138,7 @@ class Server:
 
     async def listen(self, host: str, port: int, ssl: ssl_module.SSLContext | None) -> None:
         # The gate's own clock starts only when TLS is settled.
-        tls = {"ssl": ssl, "ssl_handshake_timeout": self._options.handshake_s} if ssl is not None else {}
+        tls = {"ssl": ssl, "ssl_handshake_timeout": self._handshake_s} if ssl is not None else {}
         try:
             server = await self._listen(lambda: Gate(self._rules), host, port, backlog=BACKLOG, **tls)
         except OSError as error:
@@ -163,9 +161,7 @@ class Server:
         wire = self._upgrade(admitted)
         if wire is None:
             return
-        link = _make_link(
-            wire, self._hello, self._options, is_dialer=False, permission=admitted.permission, on_open=self._on_open
-        )
+        link = self._make_link(wire, permission=admitted.permission, on_open=self._on_open)
         self._handshaking.add(link)
         link.on_ended = self._forget
 
@@ -206,9 +202,12 @@ async def serve(
     """
     if ssl is None and not insecure and not is_loopback(host):
         raise LocalProtocolError(f"{host}:{port} is not loopback: without TLS that needs insecure=True (--insecure)")
-    options = msgspec.structs.replace(options, link_delay_s=link_delay_s, coalesce=coalesce)
     gatekeeper = Gatekeeper(token, allowed_origins)
-    server = Server(hello, on_link, choose_transport(transport), gatekeeper, options, max_unauthenticated, max_links)
+    make_link = partial(
+        _make_link, hello=hello, options=options, link_delay_s=link_delay_s, coalesce=coalesce, is_dialer=False
+    )
+    chosen = choose_transport(transport)
+    server = Server(hello, on_link, chosen, gatekeeper, options, make_link, max_unauthenticated, max_links)
     await server.listen(host, port, ssl)
     return server
 
@@ -225,14 +224,16 @@ def _make_link(
     wire: Wire,
     hello: Hello,
     options: LinkOptions,
+    link_delay_s: float,
     *,
     is_dialer: bool,
+    coalesce: bool,
     permission: Permission = "full",
     on_open: OnLink | None = None,
 ) -> Link:
-    if options.link_delay_s > 0:
-        wire = DelayedWire(wire, options.link_delay_s)
-    return Link(wire, hello, options, is_dialer=is_dialer, permission=permission, on_open=on_open)
+    if link_delay_s > 0:
+        wire = DelayedWire(wire, link_delay_s)
+    return Link(wire, hello, options, is_dialer=is_dialer, coalesce=coalesce, permission=permission, on_open=on_open)
 
 
 async def _opened(link: Link) -> None:

@@ -59,6 +59,7 @@ class Link:
         options: LinkOptions,
         *,
         is_dialer: bool,
+        coalesce: bool = True,
         permission: Permission = "full",
         on_open: Callable[[Link], None] | None = None,
     ) -> None:
@@ -88,7 +89,7 @@ class Link:
         self._calls = CallTable(self._loop, is_dialer=is_dialer)
         self._drained: list[asyncio.Future[None]] = []
         self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)  # until hello has come
-        self._batcher = FlowSendBatcher(self._write, coalesce=options.coalesce, schedule=self._turn.schedule)
+        self._batcher = FlowSendBatcher(self._write, coalesce=coalesce, schedule=self._turn.schedule)
         self._heart = Heart(self._loop, options, self._send_connection_message, self._silent)
         self._hello_timer = self._loop.call_later(options.handshake_s, self._hello_late)
         wire.set_high_water(min(options.high_water_bytes, options.max_outbound_bytes))

@@ -32,8 +32,6 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: float = 5.0  # then the link closes
     high_water_bytes: int = HIGH_WATER_BYTES  # drain() waits above it
     max_outbound_bytes: int = 256 << 20  # a peer that lets this much pile up is cut off
-    coalesce: bool = True
-    link_delay_s: float = 0.0  # added to every message sent, for benches and tests
     check: HelloCheck = check_hello
 
 

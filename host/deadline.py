@@ -11,7 +11,7 @@ from aeonflow.assembly import Message
 from aeonflow.errors import DeadlineError
 from aeonflow.messages import Carrier, Route, Where, Whereabouts, decode_reply
 
-from .links import StationLink
+from .links import LinkState, StationLink
 from .sequence import TokenSequence
 
 WHERE_TIMEOUT_S = 2.0  # a station answers at once, even while it computes; who does not is the one to name
@@ -45,7 +45,17 @@ async def who_is_behind(
     layers = "" if carrier.role in ("embed", "head") else f" of layers {carrier.lo}-{carrier.hi}"
     if carrier.station not in replies:
         return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) does not answer at all")
-    return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) has not passed it on")
+    busy = _long_batch(stations[carrier.station], deadline_s)
+    return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) has not passed it on{busy}")
+
+
+def _long_batch(station: StationLink, deadline_s: float) -> str:
+    """What the last heartbeat says of a compute thread that hangs; empty where batches come and go.
+
+    Half the deadline is enough: a heartbeat is up to a second old, and the batch began after the pass did.
+    """
+    busy_s = station.link.remote_heartbeat.busy_s if station.state is LinkState.READY else 0.0
+    return f": its batch has run for {busy_s:.1f} s" if busy_s >= deadline_s / 2 else ""
 
 
 def _whereabouts(message: Message) -> Whereabouts | None:

@@ -140,6 +140,9 @@ def _station_status(station: StationLink, stats: StatsReply | None) -> dict[str,
         "transport": station.link.transport if station.state is LinkState.READY else "",
         "problem": str(station.lost_error) if station.lost_error is not None else "",
     }
+    if station.state is LinkState.READY:
+        heartbeat = station.link.remote_heartbeat
+        entry.update(queued=heartbeat.queued, busy_s=heartbeat.busy_s, suspected=station.link.is_suspected)
     if stats is not None:
         entry["uptime_s"] = stats.uptime_s
         entry["stats"] = stats.values

@@ -27,7 +27,6 @@ from .fleet.state import FleetState
 from .generate import Generation, Seat, Setting
 from .kv_options import KvKeywords, make_kv_options
 from .launch import (
-    CONNECTED,
     ConnectOptions,
     EngineOptions,
     LaunchOptions,
@@ -145,9 +144,9 @@ class Engine:
         *,
         token: str | None = None,
         route: str = "chain",
-        transport: str = "auto",
-        coalesce: bool = True,
-        link_delay_ms: float = 0.0,
+        transport: str | None = None,
+        coalesce: bool | None = None,
+        link_delay_ms: float | None = None,
         prefill_chunk: int | None = None,
         exact: bool = False,
         name: str | None = None,
@@ -159,24 +158,27 @@ class Engine:
     ) -> AsyncIterator[Engine]:
         """Connect to stations that run: their addresses (ws://…, wss://…) or a fleet's state. They run on afterwards.
 
-        `token` is the fleet's secret. Raises AuthenticationError, LinkClosedError, VersionMismatchError for stations of
-        different models, PlanError naming what no station carries.
+        `token` is the fleet's secret. By default it, `transport`, `coalesce` and `link_delay_ms` are those of the
+        fleet's state; without one "auto", True and 0. Raises AuthenticationError, LinkClosedError,
+        VersionMismatchError for stations of different models, PlanError naming what no station carries, FleetError
+        naming stations of the state that do not run.
         """
+        fleet = urls if isinstance(urls, FleetState) else None
         options = ConnectOptions(
             urls=_addresses(urls),
-            token=token if token is not None or not isinstance(urls, FleetState) else urls.token,
+            fleet=fleet,
+            token=_choice("token", token, fleet, None),
             route=route,
-            transport=transport,
-            coalesce=coalesce,
-            link_delay_ms=link_delay_ms,
+            transport=_choice("transport", transport, fleet, "auto"),
+            coalesce=_choice("coalesce", coalesce, fleet, True),
+            link_delay_ms=_choice("link_delay_ms", link_delay_ms, fleet, 0.0),
             kv=make_kv_options(**kv),
             prefill_chunk=prefill_chunk,
             exact=exact,
-            name=name or (urls.name if isinstance(urls, FleetState) else None),
+            name=name,
             deadline_s=deadline_s,
             rejoin_s=rejoin_s,
             ssl=ssl,
-            plan=urls.plan if isinstance(urls, FleetState) else CONNECTED,
         )
         options.check()
         network = _network(options)
@@ -340,7 +342,12 @@ def _network(options: EngineOptions) -> Network:
     )
 
 
+def _choice(name: str, given: Any, fleet: FleetState | None, default: Any) -> Any:
+    """What the caller gave, else what the fleet was started with, else the default."""
+    return given if given is not None else getattr(fleet, name, default)
+
+
 def _addresses(urls: str | Sequence[str] | FleetState) -> tuple[str, ...]:
     if isinstance(urls, FleetState):
-        return tuple(station.url for station in urls.stations)
+        return urls.urls
     return (urls,) if isinstance(urls, str) else tuple(urls)

@@ -26,6 +26,8 @@ from .embedded import EmbeddedStation
 from .errors import HostError, InvalidRequestError
 from .fleet import Fleet, FleetStation, StationOptions
 from .fleet.launcher import usable_cores
+from .fleet.recorded import recorded_stations
+from .fleet.state import FleetState
 from .kv_options import exactness_options
 from .links import Dial, OnClose, OnMessage, StationLink
 from .network import Network
@@ -102,11 +104,11 @@ class LaunchOptions(EngineOptions, frozen=True, kw_only=True):
 
 
 class ConnectOptions(EngineOptions, frozen=True, kw_only=True):
-    """The keywords of `Engine.connect`."""
+    """The keywords of `Engine.connect`. `fleet`: whose stations these are, where its state is known."""
 
     urls: tuple[str, ...]
     ssl: ssl_module.SSLContext | None
-    plan: str = CONNECTED
+    fleet: FleetState | None = None
 
     def check(self) -> None:
         """InvalidRequestError for a value outside its range."""
@@ -170,16 +172,19 @@ def connected_stations(options: ConnectOptions, network: Network) -> Stations:
     """Links to stations that run already; their hellos say who carries what."""
     assert options.token is not None, "checked"
     dial = network_dial(options, options.token, options.ssl)
+    fleet = options.fleet
+    processes = recorded_stations(fleet) if fleet is not None and fleet.directory else [None] * len(options.urls)
     links = [
-        StationLink(index, url, dial, on_message=network.received, on_lost=network.lost)
-        for index, url in enumerate(options.urls)
+        StationLink(index, url, dial, process=process, on_message=network.received, on_lost=network.lost)
+        for index, (url, process) in enumerate(zip(options.urls, processes, strict=True))
     ]
+    name = fleet.plan if fleet is not None else CONNECTED
 
     def plan_of(stations: Sequence[StationLink]) -> Plan:
         hellos = [station.hello for station in stations]
-        return check(from_hellos(hellos, hellos[0].num_layers, options.plan, options.urls))
+        return check(from_hellos(hellos, hellos[0].num_layers, name, options.urls))
 
-    return Stations(links, plan_of, options.plan, None)
+    return Stations(links, plan_of, fleet.name if fleet is not None else CONNECTED, None)
 
 
 async def _embedded_station(options: LaunchOptions, network: Network, stack: AsyncExitStack) -> Stations:

@@ -77,23 +77,18 @@ class StationLink:
     ) -> None:
         self.index = index
         self.name = name or url
+        self.url = url  # where it was last dialled
         self.state = LinkState.DIALLING
         self.incarnation = 0
         self.pid = 0
         self.process = process
         self.lost_error: StationLostError | None = None
         self.trace: Recorder | None = None  # while a trace is recorded
-        self._given_url = url
         self._dial = dial
         self._on_message = on_message
         self._on_lost = on_lost
         self._link: Link | None = None
         self._pending: dict[int, tuple[int, OnReply]] = {}
-
-    @property
-    def url(self) -> str:
-        """Where the station is reached; a restarted process may have moved."""
-        return self.process.url if self.process is not None and self.process.url else self._given_url
 
     @property
     def link(self) -> Link:
@@ -121,6 +116,8 @@ class StationLink:
     async def dial(self, timeout_s: float) -> None:
         """Connect and shake hands. Raises the link's error, or DeadlineError naming the station."""
         self.state = LinkState.DIALLING
+        if self.process is not None:
+            self.url = self.process.url or self.url  # a restarted process may have moved
         url = self.url
         try:
             async with asyncio.timeout(timeout_s):
@@ -201,7 +198,9 @@ class StationLink:
         if process.pid == self.pid:
             ended = f"its process {self.pid} still runs"
         else:
-            ended = f"{describe_exit(process.exit_status)}{describe_log(tuple(process.log_tail()))}"
+            status = process.exit_status
+            ended = describe_exit(status) if status is not None else f"its process {self.pid} is gone"
+            ended += describe_log(tuple(process.log_tail()))
         self.lost_error = StationLostError(f"{self.lost_error}; {ended}")
         return self.lost_error
 

@@ -34,10 +34,8 @@ class StationStartError(FleetError):
         self.log_tail = log_tail
 
 
-def describe_exit(status: int | None) -> str:
-    """`exit status 3`, `killed by SIGKILL`, or `still running` for None."""
-    if status is None:
-        return "still running"
+def describe_exit(status: int) -> str:
+    """`exit status 3`, `killed by SIGKILL`."""
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -25,7 +25,7 @@ from host.plan import StationSpec
 
 from .elsewhere import ElsewhereStation
 from .errors import FleetError, StationStartError, describe_log
-from .logs import StationLog
+from .logs import StationLog, log_path
 from .spec import StationOptions
 from .station import FleetStation, RestartPolicy, StationContext, StationState
 
@@ -178,7 +178,7 @@ class Fleet:
             self.directory.chmod(0o700)
         write_secret(self.token_file, self.token)
         for spec in self._specs:  # what an earlier fleet of this name wrote
-            (self.directory / f"{spec.name}.log").unlink(missing_ok=True)
+            log_path(self.directory, spec.name).unlink(missing_ok=True)
         context = StationContext(
             fleet=self.name,
             options=self.options,
@@ -188,7 +188,7 @@ class Fleet:
             start_timeout_s=self._station_timeout_s,
         )
         self._stations = tuple(
-            FleetStation(spec, context, StationLog(self.directory / f"{spec.name}.log"), self._note_change)
+            FleetStation(spec, context, StationLog(log_path(self.directory, spec.name)), self._note_change)
             if spec.url is None
             else ElsewhereStation(spec, spec.url)
             for spec in self._specs

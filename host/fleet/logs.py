@@ -14,6 +14,22 @@ MAX_LINE_BYTES = 4096  # a longer line is cut into several
 MAX_FILE_BYTES = 4 << 20  # then the file becomes `<name>.log.1` and a new one begins
 
 
+def log_path(directory: Path, station: str) -> Path:
+    """Where a station's log lies in its fleet's directory."""
+    return directory / f"{station}.log"
+
+
+def last_lines(path: Path, count: int) -> tuple[str, ...]:
+    """The last `count` lines of a log file, oldest first; none where there is no such file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - count * MAX_LINE_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(lines[-count:])
+
+
 class StationLog:
     """Collects bytes of stderr. `path` None keeps the ring only."""
 

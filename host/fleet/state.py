@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import FleetError
+from .errors import FleetError, describe_exit
 
 DEFAULT_NAME = "default"
 LOCK_PATIENCE_S = 0.5  # somebody who only asks whether the fleet lives holds its lock for a moment
@@ -37,9 +37,17 @@ class StationRecord(msgspec.Struct, frozen=True, kw_only=True):
     exit_status: int | None = None
     restarts: int = 0
 
+    def __str__(self) -> str:
+        """`station attn is dead (killed by SIGKILL)`."""
+        ended = f" ({describe_exit(self.exit_status)})" if self.exit_status is not None else ""
+        return f"station {self.name} is {self.state}{ended}"
+
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet as its supervisor last saw it. `started_at`: Unix time, seconds. `is_up`: all stations were ready."""
+    """A fleet as its supervisor last saw it. `started_at`: Unix time, seconds. `is_up`: all stations were ready.
+
+    `directory`: of token and logs; "" in states written before it was told.
+    """
 
     name: str
     token: str
@@ -53,6 +61,27 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     coalesce: bool
     is_up: bool
     stations: tuple[StationRecord, ...]
+    link_delay_ms: float = 0.0
+    directory: str = ""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where all stations listen. Errors: FleetError naming those that do not."""
+        away = [str(station) for station in self.stations if not station.url]
+        if away:
+            doing = "is not whole" if self.is_up else "is still starting"
+            raise FleetError(f"fleet {self.name!r} {doing}: {', '.join(away)}")
+        return tuple(station.url for station in self.stations)
+
+
+def state_path(directory: Path) -> Path:
+    """The state file of the fleet whose token and logs are in `directory`."""
+    return directory.with_name(f"{directory.name}.json")
+
+
+def read_state(path: Path) -> FleetState:
+    """Errors: OSError, msgspec.DecodeError."""
+    return msgspec.json.decode(path.read_bytes(), type=FleetState)
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:
@@ -83,9 +112,9 @@ class FleetRegistry:
 
     def read(self, name: str) -> FleetState:
         """The state of a fleet, alive or not. Errors: FleetError with the names there are."""
-        path = self._path(name)
+        path = state_path(self.directory(name))
         try:
-            return msgspec.json.decode(path.read_bytes(), type=FleetState)
+            return read_state(path)
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none"
             raise FleetError(
@@ -106,7 +135,7 @@ class FleetRegistry:
 
     def write(self, state: FleetState) -> None:
         """Replace the state atomically; mode 0600 from the first byte on."""
-        path = self._path(state.name)
+        path = state_path(self.directory(state.name))
         descriptor, temporary = tempfile.mkstemp(prefix=f".{state.name}.", dir=self.folder)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -119,7 +148,7 @@ class FleetRegistry:
 
     def remove(self, name: str, *, keep_logs: bool = True) -> None:
         """Forget a fleet. Its logs stay until the next fleet of that name, or go with it."""
-        self._path(name).unlink(missing_ok=True)
+        state_path(self.directory(name)).unlink(missing_ok=True)
         if not keep_logs:
             shutil.rmtree(self.directory(name), ignore_errors=True)
 
@@ -145,9 +174,6 @@ class FleetRegistry:
             yield
         finally:
             os.close(descriptor)
-
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{self._checked(name)}.json"
 
     def _checked(self, name: str) -> str:
         if not _NAME.fullmatch(name):

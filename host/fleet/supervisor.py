@@ -69,6 +69,8 @@ class Supervisor:
             threads=options.threads,
             transport=options.transport,
             coalesce=options.coalesce,
+            link_delay_ms=options.link_delay_ms,
+            directory=str(self._registry.directory(fleet.name)),
             is_up=self._is_up,
             stations=tuple(
                 StationRecord(

@@ -1,7 +1,7 @@
 """Plans from TOML files, and the one door through which every plan comes: `make_plan`.
 
 The format is described in `docs/plans.md`: an optional `name`, and one `[[station]]` table each with `name`, `roles`
-and optionally `url` (it already runs there) or `host` (start it there).
+and optionally `url` (it already runs there) or `host` (where it is to listen).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _station(table: dict[str, Any], where: str) -> StationSpec:
     if "name" not in table:
         raise PlanError(f"{where}: a name is needed")
     if "url" in table and "host" in table:
-        raise PlanError(f"{where}: url (it runs there) and host (start it there) exclude each other")
+        raise PlanError(f"{where}: url (it runs there) and host (it is to listen there) exclude each other")
     url = table.get("url")
     if url is not None and not url.startswith(("ws://", "wss://")):
         raise PlanError(f"{where}: url {url!r} must begin with ws:// or wss://")

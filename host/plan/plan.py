@@ -16,7 +16,7 @@ from .roles import Role, parse_role
 
 
 class StationSpec(msgspec.Struct, frozen=True):
-    """One station of a plan. `url`: where it already runs; `host`: where to start it; neither: started here."""
+    """One station of a plan. `url`: where it already runs; else it is started here, to listen on `host` if given."""
 
     name: str
     roles: tuple[Role, ...]

@@ -35,10 +35,6 @@ class Backend(Protocol):
     name: str  # "reference" or "fast"
     numerics_id: str  # blake3 of the bits of every kernel on a fixed input, hex
 
-    def new_cache(self, layer: int, capacity: int) -> LayerKvCache:
-        """An empty KV cache for `layer`; `capacity` rows are expected (it may grow)."""
-        ...
-
     def embed(self, ids: U32, part: int, parts: int) -> F32:
         """[S] → [S, hidden]: rows of shard `part`, +0.0 where the id is another shard's; a sum of parts is exact."""
         ...

@@ -14,7 +14,7 @@ from stations.kernels.fast.units import product_unit
 from stations.layout import segment_bounds, slice_cols, unpack
 from stations.models.roles import parse_roles
 
-from .tiny import TinyWeights, bits, rows, tiny_card
+from .tiny import TinyWeights, bits, new_cache, rows, tiny_card
 from .weights import KINDS
 
 
@@ -84,7 +84,7 @@ def test_nan_and_infinity_show_in_their_session_and_leave_the_others_alone(value
     kernels = fast(TinyWeights(kind))
 
     def batch(x: np.ndarray) -> np.ndarray:
-        caches = [[kernels.new_cache(layer, 8) for _ in range(3)] for layer in range(2)]
+        caches = [[new_cache(kernels, 8) for _ in range(3)] for _ in range(2)]
         spans = [[Span(c, 0, n) for c, n in zip(layer, (6, 5, 3), strict=True)] for layer in caches]
         return kernels.block(0, 1, x, spans)
 
@@ -113,11 +113,11 @@ def test_wrong_shapes_and_roles_are_refused_with_the_numbers(fast, compile_cache
     with pytest.raises(BadTensorError, match=r"rows of 256 values are expected, found shape \[2, 255\]"):
         kernels.gate_up(0, rows(2, 255))
     with pytest.raises(BadTensorError, match="3 rows, but the spans of a layer hold 2"):
-        kernels.attn(0, rows(3, 256), [Span(kernels.new_cache(0, 8), 0, 2)])
+        kernels.attn(0, rows(3, 256), [Span(new_cache(kernels, 8), 0, 2)])
     with pytest.raises(BadTensorError, match="2 rows of h, 3 of u"):
         kernels.down(0, rows(2, 256), rows(3, 512))
     few = FastKernels(TinyWeights("q4_1"), parse_roles("gate_up:1", 2), 1, compile_cache, units)
     with pytest.raises(UnsupportedError, match="not given gate_up of layer 0; they have gate_up:1"):
         few.gate_up(0, rows(1, 256))
     with pytest.raises(UnsupportedError, match="not given attn of layer 1"):
-        few.new_cache(1, 8)
+        few.attn(1, rows(1, 256), [Span(new_cache(few, 8), 0, 1)])

@@ -13,13 +13,15 @@ from stations.kernels import Backend, Span, make_backend
 from stations.models.folder import ModelFolder
 from stations.models.roles import all_roles
 
+from .tiny import new_cache
+
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "smollm2.json").read_text())
 NUM_TOKENS = 64
 
 
 def _generate(backend: Backend, num_layers: int, prompt: list[int], chunk: int) -> tuple[list[int], str]:
     """Greedy tokens, and the blake3 of the logits rows they were chosen from."""
-    caches = [backend.new_cache(layer, len(prompt) + NUM_TOKENS) for layer in range(num_layers)]
+    caches = [new_cache(backend, len(prompt) + NUM_TOKENS) for _ in range(num_layers)]
     position, tokens, digest = 0, [], blake3()
     waiting = list(prompt)
     while len(tokens) < NUM_TOKENS:

@@ -12,7 +12,7 @@ from stations.layout import unpack
 from stations.models.card import Rope
 from stations.models.roles import all_roles, parse_roles
 
-from .tiny import TinyWeights, attn64, bits, rows, run_layers, tiny_card
+from .tiny import TinyWeights, attn64, bits, new_cache, rows, run_layers, tiny_card
 
 CLOSE = 1e-5  # of a result's largest value: f32 sums in BLAS's order
 
@@ -22,7 +22,7 @@ def test_roles_are_close_to_f64() -> None:
     weights = TinyWeights("f16", card)
     backend = ReferenceBackend(weights, all_roles(2))
     x = rows(11, 96)
-    h, n = backend.attn(0, x, [Span(backend.new_cache(0, 16), 0, 11)])
+    h, n = backend.attn(0, x, [Span(new_cache(backend, 16), 0, 11)])
     exact = attn64(weights, 0, x)
     assert np.abs(h - exact).max() < CLOSE * np.abs(exact).max()
     gate, up = n @ weights.values(0, "gate").T, n @ weights.values(0, "up").T

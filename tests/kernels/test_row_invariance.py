@@ -8,7 +8,7 @@ import pytest
 from stations.kernels import Span
 from stations.models.card import Rope
 
-from .tiny import TinyWeights, attn64, bits, norm64, rows, run_layers, tiny_card
+from .tiny import TinyWeights, attn64, bits, new_cache, norm64, rows, run_layers, tiny_card
 from .weights import KINDS
 
 CLOSE = 2e-6  # of a result's largest value: f32 sums of 256 to 512 terms, measured below 5e-7
@@ -60,7 +60,7 @@ def test_odd_sizes_are_close_to_f64_and_row_invariant(
     weights = TinyWeights(kind, card)
     kernels = fast(weights)
     x = rows(19, hidden)
-    h, n = kernels.attn(0, x, [Span(kernels.new_cache(0, 19), 0, 19)])
+    h, n = kernels.attn(0, x, [Span(new_cache(kernels, 19), 0, 19)])
     assert h.shape == n.shape == (19, hidden)
     assert _close(h, attn64(weights, 0, x))
     u = kernels.gate_up(0, n)
@@ -85,7 +85,7 @@ def test_attention_is_close_to_f64(fast) -> None:
     weights = TinyWeights("q8_0")
     kernels = fast(weights)
     x = rows(70, 256)
-    h, n = kernels.attn(1, x, [Span(kernels.new_cache(1, 8), 0, 70)])
+    h, n = kernels.attn(1, x, [Span(new_cache(kernels, 8), 0, 70)])
     exact = attn64(weights, 1, x)
     assert _close(h, exact)
     assert _close(n, norm64(exact, weights.norm("attn", 1, "norm2"), 1e-5))
@@ -98,10 +98,10 @@ def test_sessions_of_different_depth_in_one_batch_get_the_bits_they_have_alone(f
     nexts = [rows(n, 256, seed=50 + n) for n in steps]
     alone = []
     for prompt, following in zip(prompts, nexts, strict=True):
-        cache = kernels.new_cache(0, 64)
+        cache = new_cache(kernels, 64)
         kernels.attn(0, prompt, [Span(cache, 0, len(prompt))])
         alone.append(kernels.attn(0, following, [Span(cache, len(prompt), len(following))]))
-    caches = [kernels.new_cache(0, 64) for _ in lengths]
+    caches = [new_cache(kernels, 64) for _ in lengths]
     kernels.attn(0, np.concatenate(prompts), [Span(c, 0, n) for c, n in zip(caches, lengths, strict=True)])
     spans = [Span(c, n, s) for c, n, s in zip(caches, lengths, steps, strict=True)]
     h, n = kernels.attn(0, np.concatenate(nexts), spans)
@@ -115,7 +115,7 @@ def test_block_equals_its_roles_one_after_the_other(fast) -> None:
     x = rows(21, 256)
     expected = x
     for layer in range(2):
-        h, n = kernels.attn(layer, expected, [Span(kernels.new_cache(layer, 32), 0, 21)])
+        h, n = kernels.attn(layer, expected, [Span(new_cache(kernels, 32), 0, 21)])
         expected = kernels.down(layer, h, kernels.gate_up(layer, n))
     assert np.array_equal(bits(run_layers(kernels, x, [21])), bits(expected))
 
@@ -125,9 +125,9 @@ def test_batches_beyond_the_work_areas_are_cut_without_a_trace(fast) -> None:
     x = rows(1100, 256)
     u = kernels.gate_up(0, x)
     assert np.array_equal(bits(u[1099:]), bits(kernels.gate_up(0, x[1099:])))
-    spans = [Span(kernels.new_cache(0, 16), 0, 500), Span(kernels.new_cache(0, 16), 0, 600)]
+    spans = [Span(new_cache(kernels, 16), 0, 500), Span(new_cache(kernels, 16), 0, 600)]
     h, _ = kernels.attn(0, x, spans)
-    second, _ = kernels.attn(0, x[500:], [Span(kernels.new_cache(0, 600), 0, 600)])
+    second, _ = kernels.attn(0, x[500:], [Span(new_cache(kernels, 600), 0, 600)])
     assert np.array_equal(bits(h[500:]), bits(second))
 
 
@@ -136,7 +136,7 @@ def test_mixed_kinds_of_q_k_v_are_products_of_their_own(fast) -> None:
     kernels = fast(weights)
     assert weights.names("attn", 0) == ("q", "k", "v")
     x = rows(9, 256)
-    h, n = kernels.attn(0, x, [Span(kernels.new_cache(0, 16), 0, 9)])
+    h, n = kernels.attn(0, x, [Span(new_cache(kernels, 16), 0, 9)])
     assert _close(h, attn64(weights, 0, x))
     gate, up = n @ weights.values(0, "gate").T, n @ weights.values(0, "up").T
     assert _close(kernels.gate_up(0, n), gate / (1 + np.exp(-gate)) * up)

@@ -8,6 +8,7 @@ import numpy as np
 
 from stations.kernels import Span
 from stations.kernels.rotary import RotaryTable
+from stations.kv import LayerKvCache
 from stations.layout import PackedMatrix, can_concat_rows, concat_rows, pack, unpack
 from stations.models.card import ModelCard, Rope
 
@@ -108,10 +109,15 @@ def attn64(weights: TinyWeights, layer: int, x: np.ndarray) -> np.ndarray:
     return x + out.reshape(len(x), -1) @ weights.values(layer, "output").T
 
 
+def new_cache(backend: Any, capacity: int) -> LayerKvCache:
+    """An empty f32 cache of one layer; `capacity` rows are expected (it may grow)."""
+    return LayerKvCache(backend.card.num_kv_heads, backend.card.head_dim, capacity=capacity)
+
+
 def run_layers(backend: Any, x: np.ndarray, cuts: list[int], capacity: int = 0) -> np.ndarray:
     """All layers over one fresh sequence, in passes of the given sizes."""
     last = backend.card.num_layers - 1
-    caches = [backend.new_cache(layer, capacity or len(x)) for layer in range(last + 1)]
+    caches = [new_cache(backend, capacity or len(x)) for _ in range(last + 1)]
     done, first = [], 0
     for size in cuts:
         part = x[first : first + size]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stations.kernels import Span, make_backend
+from stations.kv import LayerKvCache
 from stations.layout import unpack
 from stations.models import UnsupportedModelError, build_synthetic
 from stations.models.roles import all_roles
@@ -47,7 +48,7 @@ def test_impossible_generated_models_are_refused_by_name(text: str, message: str
 def test_the_outputs_of_generated_models_vary_and_never_overflow(layers: int, tmp_path: Path) -> None:
     model = build_synthetic(f"synthetic:layers={layers}", tmp_path / "m")
     backend = make_backend("reference", model, all_roles(layers))
-    caches = [backend.new_cache(layer, 64) for layer in range(layers)]
+    caches = [LayerKvCache(model.card.num_kv_heads, model.card.head_dim) for _ in range(layers)]
     ids, position, tokens = np.array([5, 77, 300, 12], np.uint32), 0, []
     for _ in range(30):
         spans = [[Span(cache, position, len(ids))] for cache in caches]

@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from aeonflow import Flags, bands
 from aeonflow.errors import AeonflowError, from_code
+from aeonflow.kv_options import KvOptions
 from aeonflow.messages import (
     Carrier,
     InstallRoute,
@@ -28,6 +30,7 @@ from aeonflow.messages import (
 )
 from aeonflow.tensors import PREFIX, DType, Kind, Port, Tensor, Want, options_byte, pack_tensors, unpack_tensors
 from stations.core.batch import Batch
+from stations.core.kv_layout import KvLayout
 from stations.core.limits import limits_for
 from stations.core.outgoing import ToLink, ToStation
 from stations.core.station import Station
@@ -69,8 +72,6 @@ def make_core(
     model: ModelFolder, roles: str, name: str = "s", backend: Backend | None = None, **limits: Any
 ) -> Station:
     """A station without a shell, its host's link open."""
-    import msgspec
-
     spans = parse_roles(roles, model.card.num_layers)
     made = msgspec.structs.replace(limits_for(model.card, KV_BUDGET), **limits)
     station = Station(
@@ -144,12 +145,13 @@ class PlainModel:
 
     def __init__(self, model: ModelFolder) -> None:
         self._layers = model.card.num_layers
+        self._layout = KvLayout(model.card, KvOptions())
         roles = parse_roles(f"embed,block:0-{self._layers - 1},head", self._layers)
         self._backend = ReferenceBackend(model, roles, row_by_row=True)
 
     def logits(self, ids: list[int]) -> Any:
         """Logits of every row, [len(ids), vocab]."""
-        caches = [self._backend.new_cache(layer, len(ids)) for layer in range(self._layers)]
+        caches = [self._layout.new_cache(layer, len(ids)) for layer in range(self._layers)]
         x = self._backend.embed(np.array(ids, np.uint32), 0, 1)
         x = self._backend.block(0, self._layers - 1, x, [[Span(cache, 0, len(ids))] for cache in caches])
         return self._backend.head(x, 0, 1)

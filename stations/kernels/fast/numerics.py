@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from ...kv.layer_cache import LayerKvCache
 from ...layout import PackedMatrix, packed_bytes, weight_format
 from ...models.card import ModelCard, Rope, RopeScaling
 from ...models.roles import RoleSpan
@@ -88,7 +89,7 @@ def digest_layer(kind: str, units: LoadedUnits, cache: CompileCache) -> str:
     roles = [RoleSpan("block", 0, 0), RoleSpan("head")]
     kernels = FastKernels(SeededWeights(kind), roles, 1, cache, units)
     digest = blake3()
-    kv = kernels.new_cache(0, _FIRST_ROWS + _NEXT_ROWS)
+    kv = LayerKvCache(_CARD.num_kv_heads, _CARD.head_dim, capacity=_FIRST_ROWS + _NEXT_ROWS)
     first = 0
     for rows in (_FIRST_ROWS, _NEXT_ROWS):
         x = seeded_values(f"x {rows}", rows * _CARD.hidden_size).reshape(rows, -1) * np.float32(8)

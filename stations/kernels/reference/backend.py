@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from ...kv.layer_cache import LayerKvCache
 from ...layout import BLOCK_COLS, NUM_SEGMENTS, PackedMatrix, ffn_slice, segment_bounds, unpack
 from ...models.roles import RoleSpan
 from ..base import F32, U32, Span, vocab_range
@@ -36,11 +35,6 @@ class ReferenceBackend:
         self._rotary = RotaryTable(self.card.rope)
         self._unpacked: dict[tuple[str, int, str], F32] = {}
         self.numerics_id = self._numerics_id()
-
-    def new_cache(self, layer: int, capacity: int) -> LayerKvCache:
-        """An empty KV cache for `layer`."""
-        self._roles.require("attn", layer)
-        return LayerKvCache(self.card.num_kv_heads, self.card.head_dim, capacity=capacity)
 
     def embed(self, ids: U32, part: int, parts: int) -> F32:
         """ids [S] → [S, hidden]; zeros where the id lies in another shard."""

@@ -108,10 +108,6 @@ class Assembler:
         self.max_message_bytes = max_message_bytes
         self._max_payload_bytes = min(MAX_PAYLOAD_BYTES, max_message_bytes)
 
-    @property
-    def num_partial(self) -> int:
-        return len(self._partial)
-
     def read(self, message: Buffer) -> list[Message]:
         """What one whole WebSocket message completes. Every frame is checked before any of them counts.
 

@@ -115,7 +115,6 @@ class Server:
         self.port = 0
         self.url = ""
         self.links: set[Link] = set()
-        self.refused_links = 0  # admitted connections whose hello did not fit
         self._on_link = on_link
         self._listen = transport.listen
         self._upgrade = transport.upgrade
@@ -131,10 +130,6 @@ class Server:
             max_unauthenticated=max_unauthenticated,
         )
         self._server: asyncio.Server | None = None
-
-    @property
-    def num_unauthenticated(self) -> int:
-        return len(self._rules.waiting)
 
     async def listen(self, host: str, port: int, ssl: ssl_module.SSLContext | None) -> None:
         # The gate's own clock starts only when TLS is settled.
@@ -171,8 +166,6 @@ class Server:
         self._on_link(link)
 
     def _forget(self, link: Link) -> None:
-        if link in self._handshaking:
-            self.refused_links += 1
         self._handshaking.discard(link)
         self.links.discard(link)
 

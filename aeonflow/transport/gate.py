@@ -72,7 +72,6 @@ class GateRules:
         self.handshake_s = handshake_s
         self.max_unauthenticated = max_unauthenticated
         self.waiting: set[Gate] = set()
-        self.refused = 0  # requests answered with 4xx or 5xx
 
     def close(self) -> None:
         for gate in tuple(self.waiting):
@@ -155,7 +154,6 @@ class Gate(asyncio.Protocol):
     def _answer(self) -> None:
         """Send the refusal that the core holds; soon after, the connection ends even if the other side stays."""
         self._is_decided = True
-        self._rules.refused += 1
         self._transport.write(b"".join(self._core.data_to_send()))
         end_stream(self._transport)
         self._timer.cancel()

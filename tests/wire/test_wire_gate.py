@@ -102,19 +102,20 @@ async def test_connections_that_say_nothing_are_capped_and_cut_off_in_time(trans
             for one, _ in idle:
                 with suppress(ConnectionResetError):
                     assert await one.read() == b""
-        assert server.num_unauthenticated == 0
+        assert server._rules.waiting == set()
         for _, one in [*idle, (reader, writer)]:
             one.close()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_client_that_never_says_hello_is_cut_off(transport: str) -> None:
-    async with serving(transport, options=LinkOptions(handshake_s=0.1)) as (server, _):
+    async with serving(transport, options=LinkOptions(handshake_s=0.1)) as (server, recorder):
         async with stranger(server.url) as client:
             code, reason = await end_of(client)
         assert code == 1008
         assert "no hello within 0.1 s" in reason
-        assert server.refused_links == 1
+        assert recorder.links == []
+        assert server._handshaking == set()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -232,7 +232,8 @@ async def test_a_goodbye_before_hello_ends_the_connection(server: tuple[Server, 
     async with stranger(server[0].url) as client:
         await client.send(Frame(0, 0, FIN, encode(Goodbye("done"))).pack())
         assert (await end_of(client))[0] == 1000
-    assert server[0].refused_links == 1
+    assert server[1].links == []
+    assert server[0]._handshaking == set()
 
 
 async def test_frames_behind_hello_in_the_same_message_are_delivered(server: tuple[Server, Recorder]) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Kernels, KvMode, Model, Route, SocketLibrary, Transport
+from .failure import UsageError
+from .options import MAX_DELAY_MS, Kernels, KvMode, Model, Route, SocketLibrary, Transport
 
 app = typer.Typer(help="Measure the wire, a hop, or decoding.", no_args_is_help=True)
 
@@ -22,7 +23,13 @@ def wire(
     runs: Runs = 5,
     transport: Library = None,
     link_delay_ms: Annotated[
-        float | None, typer.Option(metavar="D", help="Also measure the delay that a link obtains when asked for D ms.")
+        float | None,
+        typer.Option(
+            metavar="D",
+            min=0.0,
+            max=MAX_DELAY_MS,
+            help="Also measure the delay that a link obtains when asked for D ms.",
+        ),
     ] = None,
     as_json: OneLine = False,
 ) -> None:
@@ -48,14 +55,14 @@ def hop(
 @app.command()
 def decode(
     plan: Annotated[list[str] | None, typer.Option(metavar="P", help="May be repeated (default: five ways).")] = None,
-    route: Annotated[Route, typer.Option(help="With --plan.")] = "chain",
-    kernels: Annotated[Kernels, typer.Option(help="With --plan.")] = "fast",
-    threads: Annotated[int, typer.Option(metavar="N", min=1, help="With --plan.")] = 1,
+    route: Annotated[Route | None, typer.Option(help="With --plan (default chain).")] = None,
+    kernels: Annotated[Kernels | None, typer.Option(help="With --plan (default fast).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --plan (default 1).")] = None,
     model: Model = None,
     transport: Annotated[Transport, typer.Option()] = "auto",
     prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1)] = 256,
     new_tokens: Annotated[int, typer.Option(metavar="N", min=2)] = 64,
-    kv: Annotated[KvMode, typer.Option(help="With --plan: how K and V are kept.")] = "f32",
+    kv: Annotated[KvMode | None, typer.Option(help="With --plan: how K and V are kept (default f32).")] = None,
     sessions: Annotated[int, typer.Option(metavar="M", min=1, help="Also so many answers at once.")] = 1,
     runs: Runs = 3,
     as_json: OneLine = False,
@@ -67,7 +74,12 @@ def decode(
     from .bench_table import show_decode
     from .model import ready_model
 
-    ways = tuple(Way(p, route, kernels, threads, kv) for p in plan) if plan else DEFAULT_WAYS
+    of_plans: dict[str, Any] = {"route": route, "kernels": kernels, "threads": threads, "kv": kv}
+    given = {name: value for name, value in of_plans.items() if value is not None}
+    if given and not plan:
+        named = ", ".join(f"--{name}" for name in given)
+        raise UsageError(f"{named} without --plan: what is measured then are {len(DEFAULT_WAYS)} ways of their own")
+    ways = tuple(Way(p, **given) for p in plan) if plan else DEFAULT_WAYS
     measuring = bench_decode(
         ways,
         model=ready_model(model).name,

@@ -27,6 +27,11 @@ def is_cached(name: str) -> bool:
     return "/" not in name and (models_folder() / name / "card.json").is_file()
 
 
+def cached_models() -> list[str]:
+    """Names of the models that were imported."""
+    return sorted(path.parent.name for path in models_folder().glob("[!.]*/card.json"))
+
+
 def model_path(name: str) -> Path:
     """Folder of a model: a name of the cache goes before a path to a folder.
 
@@ -39,7 +44,7 @@ def model_path(name: str) -> Path:
         return path
     if path.exists() or name.startswith("hf:"):
         raise CommandFailedError(f"model {name!r} is not imported yet; import it with: aeonflow pull {name}")
-    known = ", ".join(sorted(p.parent.name for p in models_folder().glob("[!.]*/card.json"))) or "none"
+    known = ", ".join(cached_models()) or "none"
     raise CommandFailedError(
         f"model {name!r} is not in {models_folder()} (there: {known}); import one with: "
         "aeonflow pull smollm2 | PATH.gguf | hf:org/repo"

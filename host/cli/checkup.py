@@ -14,16 +14,19 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from host.fleet.launcher import usable_cores
 from host.fleet.state import FleetRegistry, cache_root
 
-from .cache import DEFAULT_MODEL, human_bytes, is_cached, models_folder
+from .cache import DEFAULT_MODEL, cached_models, human_bytes
+from .failure import one_line
 from .loop import run_async
 
 if TYPE_CHECKING:
     from host.engine import Engine
+
+    from .target import Target
 
 OLDEST_PYTHON = (3, 11)
 MIN_FREE_DISK_BYTES = 1 << 30  # a small model, unpacked, beside its source
@@ -60,10 +63,12 @@ def check_machine() -> Iterator[Finding]:
     yield _loopback()
 
 
-def check_fleet(fleet: str | None, token_file: Path | None) -> Iterator[Finding]:
+def check_fleet(fleet: str | None, token_file: Path | None, tls_ca: Path | None) -> Iterator[Finding]:
     """The fleet named, or every fleet that has a state file: alive, reachable from here, and station to station."""
-    from .target import find_target
+    from .target import find_target, refuse_for_names
 
+    if fleet is None or "://" not in fleet:
+        refuse_for_names(token_file, tls_ca)
     registry = FleetRegistry(cache_root(os.environ))
     names = [fleet] if fleet is not None else registry.names()
     if not names:
@@ -71,16 +76,14 @@ def check_fleet(fleet: str | None, token_file: Path | None) -> Iterator[Finding]
     for name in names:
         label = f"fleet {name}"
         try:
-            target = find_target(name, token_file if "://" in name else None)
+            target = find_target(name, token_file, tls_ca)
             yield from run_async(_probe_fleet(label, target))
         except Exception as exc:
-            yield Finding("bad", label, " ".join(str(exc).split()) or type(exc).__name__)
+            yield Finding("bad", label, one_line(exc))
 
 
-async def _probe_fleet(label: str, target: Any) -> list[Finding]:
-    from host.engine import Engine
-
-    async with Engine.connect(target.state or target.urls, token=target.token) as engine:
+async def _probe_fleet(label: str, target: Target) -> list[Finding]:
+    async with target.connecting() as engine:
         found = [Finding("ok", label, f"{len(engine.network.stations)} stations answer here")]
         found += [await _round_trip(label, engine, index) for index in range(len(engine.network.stations))]
         status = await engine.status()
@@ -145,8 +148,8 @@ def _cache() -> Iterator[Finding]:
 
 
 def _models() -> Finding:
-    names = sorted(p.parent.name for p in models_folder().glob("[!.]*/card.json"))
-    if is_cached(DEFAULT_MODEL):
+    names = cached_models()
+    if DEFAULT_MODEL in names:
         return Finding("ok", "models", ", ".join(names))
     missing = f"{DEFAULT_MODEL} is not imported: the first run pulls it"
     return Finding("note", "models", f"{', '.join(names)}; {missing}" if names else missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import signal
 import sys
@@ -14,9 +15,11 @@ from aeonflow.errors import AeonflowError
 
 from .background import EngineThread
 from .failure import one_line
+from .groups import EngineOptions
 from .loop import TerminatedError
 from .output import note
 from .progress import starting, summary
+from .texts import read_line
 
 if TYPE_CHECKING:
     from host.engine import Engine
@@ -35,7 +38,7 @@ HELP = (
 
 def converse(
     open_engine: Callable[[], AbstractAsyncContextManager[Engine]],
-    what: str,
+    options: EngineOptions,
     *,
     system: str | None,
     keywords: dict[str, Any],
@@ -44,7 +47,7 @@ def converse(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminate)
     with ExitStack() as stack:
-        with starting(what):
+        with starting(options.what, may_compile=options.may_compile):
             thread = stack.enter_context(EngineThread(open_engine))
         conversation = Conversation(thread, system, keywords)
         for line in _lines():
@@ -132,16 +135,16 @@ def _lines() -> Iterator[str]:
         with suppress(ImportError):
             import readline  # noqa: F401  line editing and history for input()
         note("/help lists the commands, Ctrl-D leaves")
-    while True:
+    for number in itertools.count(1):
         try:
-            line = input(PROMPT) if is_terminal else sys.stdin.readline()
+            line = input(PROMPT) if is_terminal else read_line(number)
         except EOFError:
             note("")  # the shell's own prompt begins a line
             return
         except KeyboardInterrupt:
             note("\n(/quit or Ctrl-D leaves)")
             continue
-        if not is_terminal and not line:
+        if line is None:
             return
         yield line.strip()
 

@@ -11,23 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from .failure import UsageError
-from .kv_parameters import with_kv_options
-from .options import (
-    AsJson,
-    Coalesce,
-    Exact,
-    Fleet,
-    KernelsOption,
-    KvMode,
-    LinkDelay,
-    Model,
-    Plan,
-    RouteOption,
-    Threads,
-    TokenFile,
-    TransportOption,
-)
+from .groups import CacheOptions, EngineOptions, with_groups
+from .options import AsJson, KvMode
+from .texts import read_file
 
 if TYPE_CHECKING:
     from host.engine import Engine
@@ -37,9 +23,10 @@ DEFAULT_CONTEXT, DEFAULT_TOKENS = 2048, 8192
 EVALUATION_PANEL = "Evaluation"
 
 
-@with_kv_options
+@with_groups
 def evaluate(
-    kv_options: dict[str, Any],
+    engine: EngineOptions,
+    cache: CacheOptions,
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Texts, UTF-8.", show_default=False)],
     context: Annotated[
         int,
@@ -52,17 +39,6 @@ def evaluate(
     against: Annotated[
         KvMode, typer.Option(help="The cache to compare with.", rich_help_panel=EVALUATION_PANEL)
     ] = "f32",
-    model: Model = None,
-    plan: Plan = None,
-    route: RouteOption = None,
-    kernels: KernelsOption = None,
-    threads: Threads = None,
-    transport: TransportOption = None,
-    link_delay_ms: LinkDelay = None,
-    coalesce: Coalesce = None,
-    exact: Exact = False,
-    fleet: Fleet = None,
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure KV options on texts: perplexity, recall, KL and agreement with the exact cache, rates, bytes.
@@ -70,35 +46,24 @@ def evaluate(
     Two sessions are fed in step, one with the exact cache. Recall is how much worse passages repeated from early in the
     context are predicted: perplexity on ordinary text hides lost context.
     """
-    from .engine import DEFAULT_PLAN, EngineRequest, prepare_engine
+    from .engine import prepare_engine
     from .loop import run_async
     from .output import print_json
 
-    texts = [_read(path) for path in files]
-    request = EngineRequest(
-        model=model, plan=plan, route=route, kernels=kernels, threads=threads, transport=transport,
-        link_delay_ms=link_delay_ms, coalesce=coalesce, exact=exact, kv=kv_options, fleet=fleet, token_file=token_file,
-    )  # fmt: skip
-    request.check()
-    open_engine = prepare_engine(request)
-    name = request.fleet or request.plan or DEFAULT_PLAN
-    about, found = run_async(_measure(open_engine, name, texts, context, tokens, against))
+    engine.check()
+    cache.check()
+    texts = [read_file(path) for path in files]
+    open_engine = prepare_engine(engine, cache)
+    about, found = run_async(_measure(open_engine, engine, texts, context, tokens, against))
     if as_json:
         print_json({**about, "files": [str(path) for path in files], **msgspec.to_builtins(found)})
     else:
         _show(found)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as text: {error}") from None
-
-
 async def _measure(
     open_engine: Callable[[], AbstractAsyncContextManager[Engine]],
-    name: str,
+    options: EngineOptions,
     texts: list[str],
     context: int,
     tokens: int,
@@ -110,7 +75,7 @@ async def _measure(
     from .progress import starting
 
     async with AsyncExitStack() as stack:
-        with starting(name):
+        with starting(options.what, may_compile=options.may_compile):
             engine = await stack.enter_async_context(open_engine())
         ids = [engine.tokenize(text)[:tokens] for text in texts]
         windows = texts_to_windows(ids, context, engine.card.context_length)

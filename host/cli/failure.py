@@ -79,24 +79,29 @@ def _is_usage(exc: BaseException) -> bool:
 
 
 def one_line(exc: BaseException) -> str:
-    """The message of an error without line breaks."""
-    return " ".join(str(exc).split())
+    """The message of an error without line breaks; its class where it has none."""
+    return " ".join(str(exc).split()) or type(exc).__name__
 
 
 def _message(exc: BaseException) -> str:
     from aeonflow.errors import AeonflowError
 
     text = one_line(exc)
-    if isinstance(exc, UsageError | CommandFailedError | AeonflowError) and text:
+    if isinstance(exc, UsageError | CommandFailedError | AeonflowError):
         return text
     if isinstance(exc, OSError) and exc.strerror:
         where = f": {exc.filename}" if exc.filename else ""
         return f"{exc.strerror}{where}"
-    return f"{type(exc).__name__}: {text} (a bug; AEONFLOW_DEBUG=1 shows where)" if text else type(exc).__name__
+    name = type(exc).__name__
+    return text if text == name else f"{name}: {text} (a bug; AEONFLOW_DEBUG=1 shows where)"
 
 
 def _usage_message(exc: Any) -> str:
     text = " ".join(exc.format_message().split()).replace(": Value error, ", ": ")  # the checker's words, not ours
+    checked = getattr(exc.__cause__, "errors", None)  # pydantic's, which leave out the value that was found
+    found = repr(checked()[0].get("input")) if callable(checked) else ""
+    if found not in text:
+        text = f"{text.rstrip('.')}, found {found}"
     command = getattr(getattr(exc, "ctx", None), "command_path", "aeonflow")
     return f"{text.rstrip('.')} (see: {command} --help)"
 

@@ -7,14 +7,26 @@ from typing import Annotated
 import typer
 
 from .failure import CommandFailedError
-from .options import AsJson, Coalesce, FleetName, KernelsOption, LinkDelay, Model, Threads, TokenFile, TransportOption
+from .options import (
+    AsJson,
+    Coalesce,
+    FleetName,
+    KernelsOption,
+    LinkDelay,
+    Model,
+    Threads,
+    TlsCa,
+    TokenFile,
+    TransportOption,
+)
 
 
 def up(
     plan: Annotated[
         str,
         typer.Option(
-            metavar="P", help="layers:N, trisplit, trisplit:per-layer (suffix +shards=N), solo, or a .toml file."
+            metavar="P",
+            help="layers:N, trisplit, ffslice:K, trisplit:per-layer (suffix +shards=N), solo, or a .toml file.",
         ),
     ],
     name: Annotated[str, typer.Option(help="Name of the fleet; several may run at once.")] = "default",
@@ -34,13 +46,13 @@ def up(
     request = FleetRequest(
         name=name,
         plan=plan,
-        model=model or "",
-        kernels=kernels or "fast",
-        threads=1 if threads is None else threads,
-        transport=transport or "auto",
-        coalesce=coalesce != "off",
-        link_delay_ms=link_delay_ms or 0.0,
-        token_file=str(token_file.absolute()) if token_file is not None else "",
+        model=model,
+        kernels=kernels,
+        threads=threads,
+        transport=transport,
+        coalesce=coalesce,
+        link_delay_ms=link_delay_ms,
+        token_file=token_file.absolute() if token_file is not None else None,
     )
     if report_fd is not None:
         run_reporting(request, report_fd)
@@ -61,12 +73,14 @@ def down(fleet: FleetName = None) -> None:
     note(stop_fleet(fleets, choose_fleet(fleets, fleet)))
 
 
-def status(fleet: FleetName = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+def status(
+    fleet: FleetName = None, token_file: TokenFile = None, tls_ca: TlsCa = None, as_json: AsJson = False
+) -> None:
     """Ask a fleet how it is: a probe token goes through the whole chain."""
     from .output import print_json
     from .status import fleet_status, print_status
 
-    found = fleet_status(fleet, token_file)
+    found = fleet_status(fleet, token_file, tls_ca)
     if as_json:
         print_json(found)
     else:

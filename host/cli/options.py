@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+MAX_DELAY_MS = 60_000.0  # no answer is waited for any longer
+
 FLEET_PANEL = "Fleet"
 KV_PANEL = "KV cache"
 SAMPLING_PANEL = "Sampling"
@@ -28,7 +30,7 @@ Plan = Annotated[
     str | None,
     typer.Option(
         metavar="P",
-        help="solo, layers:N, trisplit, trisplit:per-layer (suffix +shards=N), or a .toml file.",
+        help="solo, layers:N, trisplit, ffslice:K, trisplit:per-layer (suffix +shards=N), or a .toml file.",
         rich_help_panel=FLEET_PANEL,
     ),
 ]
@@ -48,6 +50,7 @@ Threads = Annotated[
     int | None,
     typer.Option(
         metavar="N",
+        min=1,
         help="Compute threads a station (default 1; in solo the usable cores, at most 8).",
         rich_help_panel=FLEET_PANEL,
     ),
@@ -57,7 +60,13 @@ TransportOption = Annotated[
 ]
 LinkDelay = Annotated[
     float | None,
-    typer.Option(metavar="D", help="Delay every link by D ms, one way: for measurements.", rich_help_panel=FLEET_PANEL),
+    typer.Option(
+        metavar="D",
+        min=0.0,
+        max=MAX_DELAY_MS,
+        help="Delay every link by D ms, one way: for measurements.",
+        rich_help_panel=FLEET_PANEL,
+    ),
 ]
 Coalesce = Annotated[
     OnOff | None,
@@ -119,6 +128,14 @@ Fleet = Annotated[
 TokenFile = Annotated[
     Path | None,
     typer.Option(help="File with the fleet's secret (or AEONFLOW_TOKEN).", rich_help_panel=FLEET_PANEL),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Certificate authority to trust wss:// addresses by (default: the system's).",
+        rich_help_panel=FLEET_PANEL,
+    ),
 ]
 MaxTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Stop after N tokens (default 256).", rich_help_panel=SAMPLING_PANEL)

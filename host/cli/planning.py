@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson, Kernels, Model, OnOff, Route, Transport
+from .groups import AnswerOptions, CacheOptions, WayOptions, with_groups
+from .options import MAX_DELAY_MS, AsJson, Model, OnOff, Route
 
 if TYPE_CHECKING:
     from host.plan import PlanCost
@@ -20,7 +21,9 @@ def plan(
     route: Annotated[Route, typer.Option(help="How a pass travels.")] = "chain",
     rtt_ms: Annotated[
         float | None,
-        typer.Option(metavar="MS", min=0.0, help="Measured round trip between two stations (default 0.12)."),
+        typer.Option(
+            metavar="MS", min=0.0, max=MAX_DELAY_MS, help="Measured round trip between two stations (default 0.12)."
+        ),
     ] = None,
     context: Annotated[int | None, typer.Option(metavar="N", help="Positions the KV cache is sized for.")] = None,
     cores: Annotated[
@@ -51,27 +54,11 @@ def plan(
         _print_cost(cost)
 
 
+@with_groups
 def explain(
-    plan: Annotated[str | None, typer.Option(metavar="P", help="A preset or a .toml file.")] = None,
-    route: Annotated[Route | None, typer.Option()] = None,
-    kernels: Annotated[Kernels | None, typer.Option()] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
-    prefill_chunk: Annotated[int | None, typer.Option(metavar="N")] = None,
-    transport: Annotated[Transport | None, typer.Option()] = None,
-    coalesce: Annotated[OnOff | None, typer.Option()] = None,
-    link_delay_ms: Annotated[float | None, typer.Option(metavar="D", min=0.0)] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="T")] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="K")] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="P")] = None,
-    min_p: Annotated[float | None, typer.Option(metavar="P")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N")] = None,
-    kv: Annotated[str | None, typer.Option(metavar="MODE")] = None,
-    kv_exact_recent: Annotated[int | None, typer.Option(metavar="N")] = None,
-    kv_max: Annotated[int | None, typer.Option(metavar="N")] = None,
-    kv_evict: Annotated[str | None, typer.Option(metavar="POLICY")] = None,
-    kv_sink: Annotated[int | None, typer.Option(metavar="S")] = None,
-    window: Annotated[int | None, typer.Option(metavar="W")] = None,
-    o1: Annotated[str | None, typer.Option(metavar="m=32,w=128,sink=4")] = None,
+    way: WayOptions,
+    answer: AnswerOptions,
+    cache: CacheOptions,
     pair_x: Annotated[str | None, typer.Option(metavar="MODE")] = None,
     speculate: Annotated[str | None, typer.Option(metavar="MODE")] = None,
     volumes: Annotated[OnOff | None, typer.Option()] = None,
@@ -81,8 +68,6 @@ def explain(
 
     cut: is the result the same for every plan, chunk and batch? model: how does it stand to the unmodified model?
     """
-    options = {name: value for name, value in locals().items() if name != "as_json"}
-
     import msgspec
 
     from host.plan import exactness
@@ -90,12 +75,16 @@ def explain(
     from host.plan.explain import TABLE
     from host.plan.presets import expand_preset
 
-    from .engine import SAMPLING, check_sampling, given
     from .output import note, print_json, print_table
 
-    check_sampling(given({name: options[name] for name in (*SAMPLING, "prefill_chunk")}))
+    answer.check()
+    cache.check()
+    plan = way.plan
     if plan is not None and not plan.endswith(".toml"):  # a file is checked against a model's depth, none is known here
         expand_preset(plan, MAX_LAYERS)
+    options = way.given() | answer.given() | cache.given()
+    options.pop("approximate", None)  # it permits o1, and has no effect of its own
+    options |= {"pair_x": pair_x, "speculate": speculate, "volumes": volumes}
     chosen = rows_of(options)
     together = exactness(options)
     if as_json:

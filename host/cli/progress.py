@@ -14,14 +14,15 @@ from .cache import human_bytes
 from .output import note
 
 PATIENCE_S = 8.0  # ordinary starts take one to three seconds
-STILL_STARTING = "still starting; kernels that are not compiled yet take a minute, once"
+STILL_STARTING = "still starting"
+STILL_COMPILING = "still starting; kernels that are not compiled yet take a minute, once"
 
 
 @contextlib.contextmanager
-def starting(what: str) -> Iterator[None]:
+def starting(what: str, *, may_compile: bool) -> Iterator[None]:
     """A spinner on a terminal while the block runs; says how long it took, and why when that is long."""
     started = time.monotonic()
-    patience = threading.Timer(PATIENCE_S, note, (STILL_STARTING,))
+    patience = threading.Timer(PATIENCE_S, note, (STILL_COMPILING if may_compile else STILL_STARTING,))
     patience.start()
     try:
         if sys.stderr.isatty():

@@ -15,12 +15,12 @@ from .target import Target, find_target
 CONNECT_PATIENCE_S = 5.0  # of a station that is being restarted
 
 
-def fleet_status(fleet: str | None, token_file: Path | None) -> dict[str, Any]:
+def fleet_status(fleet: str | None, token_file: Path | None, tls_ca: Path | None) -> dict[str, Any]:
     """The engine's status after a real probe; where the fleet cannot be joined, what is known and why.
 
     Always has `name`, `ready`, `problem`, and `stations` with name, roles, pid, url, state, restarts, exit_status.
     """
-    target = find_target(fleet, token_file)
+    target = find_target(fleet, token_file, tls_ca)
     missing = [s for s in target.state.stations if not s.url] if target.state is not None else []
     try:
         if missing:
@@ -57,10 +57,7 @@ def print_status(found: dict[str, Any]) -> None:
 
 
 async def _ask(target: Target) -> dict[str, Any]:
-    from host.engine import Engine
-
-    connecting = Engine.connect(target.state or target.urls, token=target.token, rejoin_s=CONNECT_PATIENCE_S)
-    async with connecting as engine:
+    async with target.connecting(rejoin_s=CONNECT_PATIENCE_S) as engine:
         return await engine.status()
 
 

@@ -16,7 +16,8 @@ from host.fleet.spec import StationOptions
 from host.fleet.state import FleetState, already_runs
 from host.fleet.supervisor import Supervisor
 
-from .failure import CommandFailedError
+from .failure import CommandFailedError, one_line
+from .groups import option_name
 from .loop import run_async
 from .model import ready_model
 from .output import note
@@ -25,17 +26,17 @@ SUPERVISOR_LOG = "supervisor.log"
 
 
 class FleetRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `up` was asked for. Empty `model`: the default one."""
+    """What `up` was asked for; None where the user left the choice to us."""
 
     name: str
     plan: str
-    model: str
-    kernels: str
-    threads: int
-    transport: str
-    coalesce: bool
-    link_delay_ms: float
-    token_file: str
+    model: str | None
+    kernels: str | None
+    threads: int | None
+    transport: str | None
+    coalesce: str | None
+    link_delay_ms: float | None
+    token_file: Path | None
 
 
 def run_foreground(request: FleetRequest) -> None:
@@ -63,7 +64,7 @@ def run_reporting(request: FleetRequest, report_fd: int) -> None:
             supervisor = _supervisor(request, on_change=changed)
             run_async(supervisor.run(on_up=report.up))
         except BaseException as exc:
-            report.send({"event": "error", "message": " ".join(str(exc).split()) or type(exc).__name__})
+            report.send({"event": "error", "message": one_line(exc)})
             raise
 
 
@@ -74,7 +75,7 @@ def run_detached(request: FleetRequest) -> None:
     fleets = registry()
     if fleets.is_alive(request.name):
         raise CommandFailedError(already_runs(request.name))
-    ready_model(request.model or None)  # here, where its progress is seen
+    ready_model(request.model)  # here, where its progress is seen
     directory = fleets.directory(request.name)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     read_end, write_end = os.pipe()
@@ -107,33 +108,23 @@ def _supervisor(request: FleetRequest, *, on_change: Callable[[FleetState], None
 
     from .target import read_token_file, registry
 
-    model = ready_model(request.model or None)
-    options = StationOptions(
-        model=model.name,
-        kernels=request.kernels,
-        threads=request.threads,
-        transport=request.transport,
-        coalesce=request.coalesce,
-        link_delay_ms=request.link_delay_ms,
-    )
-    token = read_token_file(Path(request.token_file)) if request.token_file else ""
+    model = ready_model(request.model)
+    chosen: dict[str, Any] = {
+        "kernels": request.kernels,
+        "threads": request.threads,
+        "transport": request.transport,
+        "coalesce": None if request.coalesce is None else request.coalesce == "on",
+        "link_delay_ms": request.link_delay_ms,
+    }
+    options = StationOptions(model=model.name, **{name: value for name, value in chosen.items() if value is not None})
+    token = read_token_file(request.token_file) if request.token_file is not None else ""
     plan = make_plan(request.plan, model.num_layers)
     return Supervisor(registry(), request.name, plan, options, token=token, on_change=on_change)
 
 
 def _arguments(request: FleetRequest) -> list[str]:
-    given = {
-        "--name": request.name,
-        "--plan": request.plan,
-        "--model": request.model,
-        "--kernels": request.kernels,
-        "--threads": str(request.threads),
-        "--transport": request.transport,
-        "--coalesce": "on" if request.coalesce else "off",
-        "--link-delay-ms": f"{request.link_delay_ms:g}",
-        "--token-file": request.token_file,
-    }
-    return [part for option, value in given.items() if value for part in (option, value)]
+    given = msgspec.structs.asdict(request)
+    return [part for name, value in given.items() if value is not None for part in (option_name(name), str(value))]
 
 
 def _follow(pipe: Any) -> dict[str, Any]:

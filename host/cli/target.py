@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,16 +13,28 @@ from host.fleet.state import DEFAULT_NAME, FleetRegistry, FleetState, cache_root
 
 from .failure import CommandFailedError, UsageError
 
+if TYPE_CHECKING:
+    from host.engine import Engine
+
 MAX_TOKEN_BYTES = 4096
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Stations to connect to. `state` is None for addresses given by hand."""
+    """Stations to connect to. `state` is None for addresses given by hand; `tls_ca` None: the system's authorities."""
 
     name: str
     urls: tuple[str, ...]
     token: str
     state: FleetState | None = None
+    tls_ca: Path | None = None
+
+    def connecting(self, **keywords: Any) -> AbstractAsyncContextManager[Engine]:
+        """The context of an engine on these stations; `keywords` are those of `Engine.connect`."""
+        from aeonflow.transport.tls import client_context
+        from host.engine import Engine
+
+        ssl = client_context(self.tls_ca) if self.tls_ca is not None else None
+        return Engine.connect(self.state or self.urls, token=self.token, ssl=ssl, **keywords)
 
 
 def registry() -> FleetRegistry:
@@ -45,19 +59,30 @@ def choose_fleet(fleets: FleetRegistry, name: str | None) -> str:
     raise UsageError(f"several fleets run here ({', '.join(names)}): name one with --fleet")
 
 
-def find_target(fleet: str | None, token_file: Path | None) -> Target:
-    """The stations that `--fleet NAME|URL[,URL…]` means, with their secret."""
+def find_target(fleet: str | None, token_file: Path | None, tls_ca: Path | None) -> Target:
+    """The stations that `--fleet NAME|URL[,URL…]` means, with their secret and what certificates are trusted by."""
     if fleet is not None and "://" in fleet:
         urls = tuple(url.strip() for url in fleet.split(",") if url.strip())
         for url in urls:
             if not url.startswith(("ws://", "wss://")):
                 raise UsageError(f"--fleet {url!r}: an address begins with ws:// or wss://")
-        return Target(name=fleet, urls=urls, token=given_token(token_file))
-    if token_file is not None:
-        raise UsageError("--token-file goes with addresses (--fleet ws://…); a fleet started here knows its secret")
+        if tls_ca is not None and not any(url.startswith("wss://") for url in urls):
+            raise UsageError("--tls-ca goes with wss:// addresses: links to ws:// ones have no certificates")
+        return Target(name=fleet, urls=urls, token=given_token(token_file), tls_ca=tls_ca)
+    refuse_for_names(token_file, tls_ca)
     fleets = registry()
     state = fleets.read_live(choose_fleet(fleets, fleet))
     return Target(name=state.name, urls=tuple(s.url for s in state.stations if s.url), token=state.token, state=state)
+
+
+def refuse_for_names(token_file: Path | None, tls_ca: Path | None) -> None:
+    """UsageError for options that say how to reach addresses, where a fleet is meant that was started here."""
+    for option, path in (("--token-file", token_file), ("--tls-ca", tls_ca)):
+        if path is not None:
+            raise UsageError(
+                f"{option} goes with addresses (--fleet ws://…); a fleet started here knows its secret, its links "
+                "stay on loopback"
+            )
 
 
 def given_token(token_file: Path | None) -> str:

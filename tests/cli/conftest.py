@@ -76,12 +76,12 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def aeonflow(home: Path) -> Callable[..., Ended]:
-    """Run a command as a process of its own; `stdin` is text."""
+    """Run a command as a process of its own; `stdin` is text, or bytes as they are."""
 
-    def run(*arguments: str, stdin: str = "", **environ: str) -> Ended:
+    def run(*arguments: str, stdin: str | bytes = "", **environ: str) -> Ended:
         done = subprocess.run(
             command(*arguments),
-            input=stdin.encode(),
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
             capture_output=True,
             timeout=COMMAND_TIMEOUT_S,
             env={**os.environ, **environ},

@@ -39,6 +39,12 @@ def test_commands_are_obeyed_and_unknown_ones_named(aeonflow: Run) -> None:
     assert ended.out[:half] == ended.out[half:]  # the same question after a reset has the same answer
 
 
+def test_a_line_that_is_not_utf_8_is_named(aeonflow: Run) -> None:
+    ended = aeonflow("chat", *TINY, "--max-tokens", "2", stdin=b"/help\nH\xe9llo\n")
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1] == "error: line 2 of stdin is not UTF-8 text: byte 0xe9 at offset 1 of 6"
+
+
 def test_a_system_message_changes_the_prompt(aeonflow: Run) -> None:
     plain = aeonflow("chat", *TINY, "--max-tokens", "2", stdin="Hello\n").err
     system = aeonflow("chat", *TINY, "--max-tokens", "2", "--system", "You are terse.", stdin="Hello\n").err

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from host.cli.chat import chat
 from host.cli.evaluate import evaluate
-from host.cli.kv_parameters import kv_parameters
-from host.cli.options import KV_PANEL
+from host.cli.groups import CacheOptions
+from host.cli.planning import explain
+from host.cli.run import run
 
 from .conftest import Ended
 
@@ -50,21 +52,19 @@ def test_without_json_there_is_a_row_for_each_cache(aeonflow: Run, text: Path) -
     assert "of the bytes" in ended.err
 
 
-def test_it_takes_every_kv_option_of_run() -> None:
-    own = inspect.signature(evaluate).parameters
-    names = [parameter.name for parameter in kv_parameters()]
-    assert {"kv", "kv_exact_recent"} <= set(names)
-    assert all(name in own for name in names)
-    assert KV_PANEL == "KV cache"
-    assert "kv_options" not in own
+@pytest.mark.parametrize("command", [run, chat, evaluate, explain])
+def test_every_kv_option_is_taken_wherever_one_is(command: Callable[..., None]) -> None:
+    own = inspect.signature(command).parameters
+    assert {"kv", "kv_exact_recent"} <= set(CacheOptions.__struct_fields__) <= own.keys()
+    assert "cache" not in own
 
 
 def test_what_cannot_be_measured_ends_with_one_line(cli: Run, tmp_path: Path, text: Path) -> None:
     missing = cli("eval", str(tmp_path / "none.txt"))
     assert (missing.code, "none.txt cannot be read as text" in missing.error) == (2, True)
     binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
-    assert "cannot be read as text" in cli("eval", str(binary)).error
+    binary.write_bytes(b"ab\xff\x00")
+    assert "binary is not UTF-8 text: byte 0xff at offset 2 of 4" in cli("eval", str(binary)).error
     short = cli("eval", str(text), "--model", "tiny", "--context", "3000", "--tokens", "200", "--kernels", "reference")
     assert "too few for a context of 3000" in short.err
     assert short.code == 2

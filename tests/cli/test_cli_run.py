@@ -73,6 +73,16 @@ def test_the_prompt_can_come_from_stdin(aeonflow: Run) -> None:
     assert given == dash == silent
 
 
+def test_a_prompt_on_stdin_that_is_not_utf_8_is_refused_where_it_goes_wrong(aeonflow: Run) -> None:
+    ended = aeonflow("run", *TINY, "-", stdin=b"H\xe9llo")
+    assert (ended.code, ended.error) == (2, "error: stdin is not UTF-8 text: byte 0xe9 at offset 1 of 5")
+
+
+def test_a_stdin_without_end_is_refused(aeonflow: Run) -> None:
+    ended = aeonflow("run", *TINY, stdin=b"y\n" * (8 << 20) + b"y")
+    assert (ended.code, "stdin has more than 16777216 bytes" in ended.error) == (2, True)
+
+
 def test_a_fleet_gives_what_solo_gives_and_leaves_no_process(aeonflow: Run) -> None:
     options = (*TINY, "--max-tokens", "24", "--ignore-eos", "--logits-hash", "--json", "Hello")
     solo, *others = (

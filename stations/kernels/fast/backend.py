@@ -15,7 +15,6 @@ import numpy as np
 from aeonflow.errors import BadTensorError
 
 from ...errors import KernelError
-from ...kv.layer_cache import LayerKvCache
 from ...layout import GROUP_ROWS, PackedMatrix, slice_rows
 from ...models.roles import RoleSpan
 from ...models.store import cache_folder
@@ -71,11 +70,6 @@ class FastKernels:
         self._heads: dict[tuple[int, int], tuple[PackedMatrix, I64]] = {}
         self._pinned: list[object] = []
         self._overlay = OverlayLayers(weights, self.workspace, self._attn_rows)
-
-    def new_cache(self, layer: int, capacity: int) -> LayerKvCache:
-        """An empty KV cache for `layer`; `capacity` rows are expected (it may grow)."""
-        self._roles.require("attn", layer)
-        return LayerKvCache(self.card.num_kv_heads, self.card.head_dim, capacity=capacity)
 
     def embed(self, ids: U32, part: int, parts: int) -> F32:
         """ids [S] → [S, hidden]: rows of shard `part`, +0.0 where the id is another shard's."""

@@ -78,6 +78,73 @@ class Wire(ABC):
         """Cut the connection now; what waits is lost."""
 
 
+class SocketWire(Wire):
+    """What is the same of every wire on a socket. `_transport` is set by the subclass before `start`."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, peer_url: str) -> None:
+        super().__init__()
+        self.peer_url = peer_url
+        self._loop = asyncio.get_running_loop()
+        self._receiver: Receiver | None = None
+        self._fragments: bytearray | None = None
+        self._is_closing = False
+        self._is_lost = False
+        self._lost_error: AeonflowError | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+
+    def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._loop.call_soon(self._read_on)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def set_high_water(self, size_bytes: int) -> None:
+        self._transport.set_write_buffer_limits(high=size_bytes)
+
+    def abort(self) -> None:
+        self._is_closing = True
+        self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self.is_congested = True
+
+    def resume_writing(self) -> None:
+        self.is_congested = False
+        if self._receiver is not None:
+            self._receiver.on_writable()
+
+    @abstractmethod
+    def _deliver_early(self, receiver: Receiver) -> None:
+        """Hand over what came before `start`."""
+
+    def _read_on(self) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        self._deliver_early(receiver)
+        if self._is_lost:
+            receiver.on_lost(self._lost_error)
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _expect_end(self) -> None:
+        """The closing handshake has begun; it has its time."""
+        if self._close_timer is None:
+            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def _ended(self, error: AeonflowError | None) -> None:
+        """The socket is gone; who has not started yet is told when it does."""
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._is_lost = True
+        self._lost_error = error
+        if self._receiver is not None:
+            self._receiver.on_lost(error)
+
+
 def end_stream(transport: asyncio.Transport) -> None:
     """Send what waits and the end of the stream, but go on reading where that can be done.
 

@@ -19,7 +19,7 @@ from picows.url import parse_url
 
 from ..errors import AeonflowError, LinkClosedError, OversizeError, RemoteProtocolError
 from ..frames import Buffer
-from .base import CLOSE_TIMEOUT_S, HIGH_WATER_BYTES, Receiver, Wire, cut_reason
+from .base import HIGH_WATER_BYTES, Receiver, SocketWire, Wire, cut_reason
 from .dial import Target, connection_failure, http_refusal
 from .gate import Admitted
 
@@ -36,41 +36,22 @@ _PING = picows.WSMsgType.PING
 _READ_BUFFER_BYTES = 64 * 1024  # grows by doubling when a message is larger
 
 
-class PicowsWire(Wire, picows.WSListener):
+class PicowsWire(SocketWire, picows.WSListener):
     """A connection on either side. Frames that come before `start` are kept."""
 
     name = "picows"
 
     def __init__(self, peer_url: str, max_message_bytes: int) -> None:
-        super().__init__()
-        self.peer_url = peer_url
+        super().__init__(peer_url)
         self._max_message_bytes = max_message_bytes
-        self._loop = asyncio.get_running_loop()
-        self._receiver: Receiver | None = None
         self._early: list[bytes | bytearray] = []
-        self._fragments: bytearray | None = None
-        self._is_closing = False
-        self._is_lost = False
-        self._lost_error: AeonflowError | None = None
-        self._close_timer: asyncio.TimerHandle | None = None
         self._settling: asyncio.Task[None] | None = None
         self._ws: picows.WSTransport
         self.is_connected = False
 
-    def start(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-        self._loop.call_soon(self._read_on)
-
     def send(self, message: Buffer) -> None:
         if not self._is_closing:
             self._ws.send(_BINARY, message)
-
-    @property
-    def waiting_bytes(self) -> int:
-        return self._ws.underlying_transport.get_write_buffer_size()
-
-    def set_high_water(self, size_bytes: int) -> None:
-        self._ws.underlying_transport.set_write_buffer_limits(high=size_bytes)
 
     def close(self, code: int, reason: str) -> None:
         if not self._is_closing:
@@ -78,17 +59,14 @@ class PicowsWire(Wire, picows.WSListener):
             self._ws.send_close(picows.WSCloseCode(code), cut_reason(reason).encode())
             self._expect_end()
 
-    def abort(self) -> None:
-        self._is_closing = True
-        self._ws.disconnect(graceful=False)
-
     # What picows calls.
 
     def on_ws_connected(self, transport: picows.WSTransport) -> None:
         self._ws = transport
+        self._transport = transport.underlying_transport
         self.is_connected = True
-        transport.underlying_transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        transport.underlying_transport.pause_reading()
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._transport.pause_reading()
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         kind = frame.msg_type
@@ -110,34 +88,17 @@ class PicowsWire(Wire, picows.WSListener):
             self._pong(transport, frame)
 
     def on_ws_disconnected(self, transport: picows.WSTransport) -> None:
-        if self._close_timer is not None:
-            self._close_timer.cancel()
-        self._is_lost = True
-        if self._lost_error is None and not self._is_closing:
-            self._lost_error = self._why_lost(transport)
+        error = self._lost_error
+        if error is None and not self._is_closing:
+            error = self._why_lost(transport)
             if transport.is_client_side:
                 self._settling = self._loop.create_task(_settle(transport))
-        if self._receiver is not None:
-            self._receiver.on_lost(self._lost_error)
+        self._ended(error)
 
-    def pause_writing(self) -> None:
-        self.is_congested = True
-
-    def resume_writing(self) -> None:
-        self.is_congested = False
-        if self._receiver is not None:
-            self._receiver.on_writable()
-
-    def _read_on(self) -> None:
-        receiver = self._receiver
-        assert receiver is not None
+    def _deliver_early(self, receiver: Receiver) -> None:
         early, self._early = self._early, []
         for message in early:
             receiver.on_data(message)
-        if self._is_lost:
-            receiver.on_lost(self._lost_error)
-        elif not self._ws.underlying_transport.is_closing():
-            self._ws.underlying_transport.resume_reading()
 
     def _deliver(self, message: bytes | bytearray) -> None:
         if self._receiver is None:
@@ -182,10 +143,6 @@ class PicowsWire(Wire, picows.WSListener):
             self.close(close_code, str(error))
         else:
             self._receiver.on_fault(error, close_code)
-
-    def _expect_end(self) -> None:
-        if self._close_timer is None:
-            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.abort)
 
     def _why_lost(self, transport: picows.WSTransport) -> AeonflowError:
         """A close frame that we did not ask for was sent by picows, because the peer broke a rule that it checks."""

@@ -18,12 +18,12 @@ from websockets.uri import parse_uri
 
 from ..errors import AeonflowError, LinkClosedError, OversizeError, RemoteProtocolError
 from ..frames import Buffer
-from .base import CLOSE_TIMEOUT_S, HIGH_WATER_BYTES, Receiver, Wire, cut_reason, end_stream
+from .base import HIGH_WATER_BYTES, Receiver, SocketWire, Wire, cut_reason, end_stream
 from .dial import Target, connection_failure, http_refusal
 from .gate import Admitted, set_no_delay
 
 
-class WebSocketWire(Wire, asyncio.Protocol):
+class WebSocketWire(SocketWire, asyncio.Protocol):
     """A connection whose handshake is done, on either side.
 
     `events`: what the core has read behind the handshake. Nothing is read or delivered before `start`.
@@ -32,36 +32,18 @@ class WebSocketWire(Wire, asyncio.Protocol):
     name = "websockets"
 
     def __init__(self, core: Protocol, transport: asyncio.Transport, peer_url: str, events: Iterable[Event]) -> None:
-        self.peer_url = peer_url
+        super().__init__(peer_url)
         self._core = core
         self._transport = transport
-        self._loop = asyncio.get_running_loop()
         self._early = list(events)
-        self._receiver: Receiver | None = None
-        self._fragments: bytearray | None = None
-        self._is_closing = False
-        self._is_lost = False
-        self._lost_error: AeonflowError | None = None
-        self._close_timer: asyncio.TimerHandle | None = None
         transport.pause_reading()
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-
-    def start(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-        self._loop.call_soon(self._read_on)
 
     def send(self, message: Buffer) -> None:
         if self._is_closing or self._core.state is not State.OPEN:
             return
         self._core.send_binary(message)
         self._flush()
-
-    @property
-    def waiting_bytes(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    def set_high_water(self, size_bytes: int) -> None:
-        self._transport.set_write_buffer_limits(high=size_bytes)
 
     def close(self, code: int, reason: str) -> None:
         if self._is_closing:
@@ -71,10 +53,6 @@ class WebSocketWire(Wire, asyncio.Protocol):
             self._core.send_close(code, cut_reason(reason))
             self._flush()
         self._expect_end()
-
-    def abort(self) -> None:
-        self._is_closing = True
-        self._transport.abort()
 
     # What asyncio calls.
 
@@ -92,28 +70,11 @@ class WebSocketWire(Wire, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._core.receive_eof()  # idempotent; it settles how the connection ended
-        if self._close_timer is not None:
-            self._close_timer.cancel()
-        self._is_lost = True
-        self._lost_error = self._why_lost(exc)
-        if self._receiver is not None:
-            self._receiver.on_lost(self._lost_error)
+        self._ended(self._why_lost(exc))
 
-    def pause_writing(self) -> None:
-        self.is_congested = True
-
-    def resume_writing(self) -> None:
-        self.is_congested = False
-        if self._receiver is not None:
-            self._receiver.on_writable()
-
-    def _read_on(self) -> None:
+    def _deliver_early(self, receiver: Receiver) -> None:
         early, self._early = self._early, []
         self._handle(early)
-        if self._is_lost and self._receiver is not None:
-            self._receiver.on_lost(self._lost_error)
-        elif not self._transport.is_closing():
-            self._transport.resume_reading()
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -150,10 +111,6 @@ class WebSocketWire(Wire, asyncio.Protocol):
             self._transport.write(data)
         if not writes[-1]:  # the core's sign that the stream ends here
             end_stream(self._transport)
-
-    def _expect_end(self) -> None:
-        if self._close_timer is None:
-            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def _why_lost(self, exc: Exception | None) -> AeonflowError | None:
         broken = self._core.parser_exc

@@ -184,7 +184,7 @@ async def end_of(client: ClientConnection) -> tuple[int | None, str]:
 def transport_of(link: Link) -> asyncio.Transport:
     """The socket transport beneath a link: what a network can do to it is done there."""
     wire: Any = link._wire
-    transport: asyncio.Transport = wire._ws.underlying_transport if wire.name == "picows" else wire._transport
+    transport: asyncio.Transport = wire._transport
     return transport
 
 

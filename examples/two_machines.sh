@@ -29,8 +29,7 @@ station)
     --token-file "$TOKEN_FILE" "${links[@]}"
   ;;
 ask)
-  if [ -n "${TLS_CA:-}" ]; then export SSL_CERT_FILE=$TLS_CA; fi
-  exec aeonflow run --fleet "$2" --token-file "$TOKEN_FILE" "${@:4}" -- "$3"
+  exec aeonflow run --fleet "$2" --token-file "$TOKEN_FILE" ${TLS_CA:+--tls-ca "$TLS_CA"} "${@:4}" -- "$3"
   ;;
 *)
   sed -n '2,/^set -/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import os
 import subprocess
 import sys
@@ -11,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from host.fleet import Fleet, StationOptions
 from host.fleet.state import cache_root
@@ -43,6 +49,33 @@ def smollm2() -> Path:
     else:
         run_verb("warm", "smollm2")
     return folder
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """`cert, key = certificate("127.0.0.1")`: PEM files of a certificate for IP addresses that is its own authority."""
+
+    def make(*addresses: str) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aeonflow test")])
+        now = datetime.datetime.now(datetime.UTC)
+        names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+        signed = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(hours=1))
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        pem = serialization.Encoding.PEM
+        private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        files = tmp_path / "cert.pem", tmp_path / "key.pem"
+        for file, data in zip(files, (signed.public_bytes(pem), private), strict=True):
+            file.write_bytes(data)
+        return files
+
+    return make
 
 
 def run_verb(*arguments: str) -> None:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "two_machines.sh"
 COMMAND_TIMEOUT_S = 60
+MakeCertificate = Callable[..., tuple[Path, Path]]
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 
 
@@ -110,32 +105,6 @@ def make_secret(machines: Machines, env: dict[str, str]) -> None:
     subprocess.run(command(machines.desk, "token"), env=env, check=True, capture_output=True, timeout=COMMAND_TIMEOUT_S)
 
 
-def certificate(folder: Path) -> dict[str, str]:
-    """A self-signed certificate for both addresses, as the environment of the how-to."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "aeonflow test")])
-    now = datetime.datetime.now(datetime.UTC)
-    names = [x509.IPAddress(ipaddress.ip_address(address)) for address in ADDRESSES]
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    (folder / "cert.pem").write_bytes(signed.public_bytes(pem))
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "key.pem").write_bytes(private)
-    cert = str(folder / "cert.pem")
-    return {"TLS_CERT": cert, "TLS_KEY": str(folder / "key.pem"), "TLS_CA": cert}
-
-
 def test_two_machines_carry_one_model_and_answer_as_one(machines: Machines, tiny_model: Path, tmp_path: Path) -> None:
     env = environment(tiny_model, tmp_path)
     make_secret(machines, env)
@@ -151,9 +120,10 @@ def test_two_machines_carry_one_model_and_answer_as_one(machines: Machines, tiny
 
 
 def test_the_host_may_be_a_machine_without_model_and_links_may_be_encrypted(
-    machines: Machines, tiny_model: Path, tmp_path: Path
+    machines: Machines, tiny_model: Path, tmp_path: Path, certificate: MakeCertificate
 ) -> None:
-    env = environment(tiny_model, tmp_path, **certificate(tmp_path))
+    cert, key = certificate(*ADDRESSES)
+    env = environment(tiny_model, tmp_path, TLS_CERT=str(cert), TLS_KEY=str(key), TLS_CA=str(cert))
     make_secret(machines, env)
     with (
         station(machines.desk, "front", "embed,block:0-1", ADDRESSES[0], env) as front,

@@ -15,7 +15,6 @@ VERBS = {
     "models": "models",
     "card": "card",
     "warm": "warm",
-    "bench": "bench",
 }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from aeonflow.bands import STREAM_ROLES
+from aeonflow.frames import HEADER_BYTES
 from aeonflow.messages import Carrier, Route
 from aeonflow.route import successors
 from aeonflow.tensors import PREFIX_BYTES, Port
@@ -18,7 +19,6 @@ from aeonflow.tensors import PREFIX_BYTES, Port
 from .plan import Plan, to_carriers, to_route
 from .sizes import Geometry
 
-HEADER_BYTES = 10
 HOST = -1  # the host's place among station indices
 
 

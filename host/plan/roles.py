@@ -15,7 +15,7 @@ from aeonflow.errors import PlanError, UnsupportedError
 LAYER_ROLES = ("attn", "gate_up", "down", "block", "ffn")
 SHARDED_ROLES = ("embed", "head")
 IDLE_ROLES = ("warden", "spare")
-RUNNABLE_ROLES = ("embed", "head", "attn", "gate_up", "down", "block", "ffn")
+RUNNABLE_ROLES = (*SHARDED_ROLES, *LAYER_ROLES)
 FFN_SLICES = (2, 4, 8)  # the sum over the ffn width has 8 fixed segments, so other cuts would change bits
 MAX_SHARDS = 32  # the part index has 5 bits in the options byte of a tensor
 

@@ -62,11 +62,6 @@ class WeightSizes(msgspec.Struct, frozen=True):
         parts: dict[str, tuple[int, ...]] = {"attn": self.attn, "gate_up": self.gate_up, "down": self.down}
         return parts[role][layer]
 
-    @property
-    def total(self) -> int:
-        """Bytes read for one token: each layer and the head once (one embedding row is nothing beside them)."""
-        return self.head + sum(self.attn) + sum(self.gate_up) + sum(self.down)
-
 
 def weights_from_manifest(manifest: Mapping[str, Any], num_layers: int) -> WeightSizes:
     """Sizes from a parsed manifest: files {role, layer, bytes, tensors}. PlanError names a file that is missing."""

@@ -16,16 +16,15 @@ class Detokeniser:
     continuation) to what decoding adds to the context's text, so a SentencePiece word keeps its space.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, context: Iterable[int] = (), skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, context: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        begun = any(tokenizer.token_bytes(token_id, skip_special=skip_special) for token_id in context)
+        begun = any(tokenizer.token_bytes(token_id) for token_id in context)
         self._strip_space = tokenizer.bytes.strips_first_space and not begun
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; often one word, sometimes nothing."""
-        data = self._tokenizer.token_bytes(token_id, skip_special=self._skip_special)
+        data = self._tokenizer.token_bytes(token_id)
         if self._strip_space and data:
             self._strip_space = False
             data = data.removeprefix(b" ")

@@ -79,10 +79,6 @@ class TextStream:
         self._detokeniser = detokeniser
         self._matcher = matcher
 
-    @property
-    def matched_stop(self) -> str | None:
-        return self._matcher.matched
-
     def push(self, token_id: int) -> TextStep:
         """The text this token made certain. After `is_stopped` the answer is over."""
         text = self._matcher.push(self._detokeniser.push(token_id))

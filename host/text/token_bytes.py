@@ -36,10 +36,7 @@ def token_bytes_of(document: Mapping[str, Any]) -> TokenBytes:
     steps = _decoder_steps(document.get("decoder"))
     kinds = [str(step.get("type")) for step in steps]
     byte_level = "ByteLevel" in kinds
-    unknown = [
-        kind for kind in kinds if kind not in ("ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip")
-    ]
-    if unknown or (byte_level and len(kinds) > 1):
+    if any(kind not in _KINDS for kind in kinds) or (byte_level and len(kinds) > 1):
         raise TokenizerError(f"the tokenizer's decoder is {' + '.join(kinds)}; {_SUPPORTED}")
     added = {int(entry["id"]): entry for entry in document.get("added_tokens", [])}
     pieces = {int(token_id): str(text) for text, token_id in _vocabulary(document["model"])}

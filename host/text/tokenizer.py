@@ -43,11 +43,6 @@ class Tokenizer:
         """No token stands for more characters of a text: those of the longest have at least a byte each."""
         return max(map(len, self.bytes.table), default=1) or 1
 
-    @property
-    def vocab_size(self) -> int:
-        """Ids the tokenizer knows; a model's vocabulary may be padded beyond it."""
-        return len(self.bytes.table)
-
     def encode(self, text: str) -> list[int]:
         """Ids of a whole sequence, raw or rendered by a chat template: with one BOS when the model wants one.
 
@@ -81,6 +76,3 @@ class Tokenizer:
     def token_text(self, token_id: int | None) -> str:
         """How a token is written in the vocabulary, for templates and messages; empty for None or unknown ids."""
         return "" if token_id is None else self._library.id_to_token(token_id) or ""
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.bytes.specials

@@ -37,4 +37,4 @@ def test_golden_answers_stream_to_their_full_text(text_model: TextModel, golden:
 def test_the_models_end_tokens_are_known(text_model: TextModel) -> None:
     assert text_model.tokenizer.token_text(2) == "<|im_end|>"
     assert 2 in text_model.tokenizer.eos_ids
-    assert text_model.tokenizer.is_special(2)
+    assert 2 in text_model.tokenizer.bytes.specials

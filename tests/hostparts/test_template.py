@@ -143,7 +143,7 @@ def test_a_stream_decodes_and_stops_across_tokens() -> None:
             stopped_at = index
             break
     assert shown == "the quick fox "
-    assert stream.matched_stop == "jumps over"
+    assert stream._matcher.matched == "jumps over"
     assert stopped_at is not None
     assert stopped_at < len(ids) - 1
     assert stream.flush() == ("", True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
-from aeonflow.assembly import Message
 from aeonflow.errors import DeadlineError
-from aeonflow.messages import Carrier, Route, Where, Whereabouts, decode_reply
+from aeonflow.messages import Carrier, Route, Where, Whereabouts
 
-from .links import LinkState, StationLink
+from .links import LinkState, StationLink, answers
 from .sequence import TokenSequence
 
 WHERE_TIMEOUT_S = 2.0  # a station answers at once, even while it computes; who does not is the one to name
@@ -29,14 +25,7 @@ async def who_is_behind(
 ) -> DeadlineError:
     """Ask every station how far it has passed the session on; the error names the first that has not."""
     position = sequence.oldest_in_flight
-    asked = [station.ask(Where(sequence.session)) for station in stations]
-    done, _ = await asyncio.wait(asked, timeout=WHERE_TIMEOUT_S)
-    replies: dict[int, Whereabouts] = {}
-    for index, future in enumerate(asked):
-        if future not in done:
-            future.cancel()
-        elif future.exception() is None and (reply := _whereabouts(future.result())) is not None:
-            replies[index] = reply
+    replies = await answers(stations, Where(sequence.session), Whereabouts, WHERE_TIMEOUT_S)
     waited = f"no answer for position {position} within {deadline_s:g} s"
     carrier = first_behind(route, (position or 0) + 1, replies)
     if carrier is None:
@@ -56,15 +45,6 @@ def _long_batch(station: StationLink, deadline_s: float) -> str:
     """
     busy_s = station.link.remote_heartbeat.busy_s if station.state is LinkState.READY else 0.0
     return f": its batch has run for {busy_s:.1f} s" if busy_s >= deadline_s / 2 else ""
-
-
-def _whereabouts(message: Message) -> Whereabouts | None:
-    """The reply, or None: a station that answers nonsense counts as one that does not answer."""
-    try:
-        reply = decode_reply(message.payload)
-    except msgspec.MsgspecError:
-        return None
-    return reply if isinstance(reply, Whereabouts) else None
 
 
 def first_behind(route: Route, end: int, replies: Mapping[int, Whereabouts]) -> Carrier | None:

@@ -8,9 +8,10 @@ handler for all stations. Knows nothing of sessions, plans or models.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -29,8 +30,11 @@ from aeonflow.frames import IS_VENT
 from aeonflow.link import Link
 from aeonflow.messages import Hello, Reply, Request, WeightsRequest, decode_reply, decode_vent, encode
 from aeonflow.trace import Recorder
-from host.contracts import StationProcess
-from host.fleet.errors import describe_exit, describe_log
+
+from .contracts import StationProcess
+from .fleet.errors import describe_exit, describe_log
+
+R = TypeVar("R")
 
 CONTROL_TIMEOUT_S = 10.0  # open, resume, where, stats: a station answers those between two batches
 EXIT_NOTICE_S = 1.0  # after a connection broke, for the process to be reaped and its last words read
@@ -253,6 +257,23 @@ async def gather(
         names = ", ".join(station.name for station, future in pairs if future in late)
         raise DeadlineError(f"no answer to {what} within {timeout_s:g} s from {names}")
     return [_decode(station, future.result()) for station, future in pairs]
+
+
+async def answers(stations: Sequence[StationLink], request: Request, kind: type[R], timeout_s: float) -> dict[int, R]:
+    """The replies of those connected stations that answer with a `kind` in time, by index; nonsense is no answer."""
+    asked = {s.index: s.ask(request) for s in stations if s.state is LinkState.READY}
+    if asked:
+        await asyncio.wait(asked.values(), timeout=timeout_s)
+    found: dict[int, R] = {}
+    for index, future in asked.items():
+        if not future.done():
+            future.cancel()
+        elif future.exception() is None:
+            with contextlib.suppress(msgspec.MsgspecError):
+                reply = decode_reply(future.result().payload)
+                if isinstance(reply, kind):
+                    found[index] = reply
+    return found
 
 
 def vent_error(message: Message) -> AeonflowError:

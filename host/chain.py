@@ -6,7 +6,7 @@ stations' business (`aeonflow.route`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,11 +21,10 @@ from .sequence import Answer, Pass, TokenSequence
 
 
 class ChainPassage:
-    """Passes along an installed route. `stale` counts answers that came for a past epoch or session."""
+    """Passes along an installed route."""
 
     def __init__(self, route: Route, stations: Sequence[StationLink], vocab_size: int) -> None:
         self.route = route
-        self.stale = 0
         self._vocab_size = vocab_size
         self._head_parts = sum(1 for c in route.carriers if c.role == "head")
         self._is_remote = stations[0].is_remote
@@ -48,25 +47,25 @@ class ChainPassage:
             )
             station.send(bands.EMBED, pack_tensors([tensor]))
 
-    def receive(self, payload: bytes | bytearray | memoryview, sequences: Mapping[int, TokenSequence]) -> None:
+    def receive(self, payload: bytes | bytearray | memoryview, sequences: Mapping[int, TokenSequence]) -> bool:
         """An answer of a head part; the last part completes the pass, and nonsense fails its session.
 
-        Raises BadTensorError for what cannot be read at all.
+        False for an answer to a past epoch or session. Raises BadTensorError for what cannot be read at all.
         """
         (tensor, *more) = unpack_tensors(payload)
         sequence = sequences.get(tensor.session)
         if sequence is None or not sequence.is_current(tensor.epoch):
-            self.stale += 1
-            return
+            return False
         try:
             if more:
                 raise BadTensorError(f"a head answered with {1 + len(more)} tensors, 1 is expected")
             answer = self._collect(sequence, tensor)
         except BadTensorError as error:
             sequence.failed(error)
-            return
+            return True
         if answer is not None:
             sequence.answered(answer)
+        return True
 
     def _collect(self, sequence: TokenSequence, tensor: Tensor) -> Answer | None:
         """The answer, once all head parts are there."""
@@ -127,12 +126,9 @@ def join_parts(last: int, parts: Sequence[Tensor], vocab_size: int, *, num_bytes
 
 
 def _in_order(parts: Sequence[Tensor]) -> list[Tensor]:
-    ordered = sorted(parts, key=_part)
+    ordered = sorted(parts, key=lambda tensor: tensor.part)
     if [part.part for part in ordered] != list(range(len(ordered))):
         raise BadTensorError(
             f"head parts {[part.part for part in ordered]}: expected 0 to {len(ordered) - 1}, each once"
         )
     return ordered
-
-
-_part: Callable[[Tensor], int] = lambda tensor: tensor.part  # noqa: E731

@@ -68,7 +68,8 @@ class Network:
         """`check` raises an AeonflowError for stations that may not work together; asked whenever all are there."""
         self.stations: list[StationLink] = []
         self.sequences: dict[int, TokenSequence] = {}
-        self.strays = 0  # messages that belong to nothing here
+        self.stale = 0  # answers and errors dropped because they came for a past epoch or session
+        self.strays = 0  # messages dropped because they are nothing a host is sent, or cannot be read
         self.is_relay = is_relay
         self.deadline_s = deadline_s
         self.idle_s = idle_s
@@ -108,11 +109,6 @@ class Network:
     def is_ready(self) -> bool:
         """Is every station connected and the route installed?"""
         return self._ready.is_set()
-
-    @property
-    def stale(self) -> int:
-        """Answers dropped because they came for a past epoch or session."""
-        return self._passage.stale if isinstance(self._passage, ChainPassage) else 0
 
     # Start and end.
 
@@ -257,7 +253,7 @@ class Network:
             if IS_VENT[message.flags]:
                 self._vented(station, message)
             elif message.stream == bands.HEAD and isinstance(self._passage, ChainPassage):
-                self._passage.receive(message.payload, self.sequences)
+                self.stale += not self._passage.receive(message.payload, self.sequences)
             else:
                 self.strays += 1
         except (AeonflowError, msgspec.MsgspecError) as error:
@@ -269,7 +265,7 @@ class Network:
         sequence = self.sequences.get(vent.session)
         is_of_a_pass = vent.first >= 0  # else the whole session was refused, whatever its epoch
         if sequence is None or (is_of_a_pass and not sequence.is_current(vent.epoch)):
-            self.strays += 1
+            self.stale += 1
             return
         error = vent_error(message)
         if isinstance(error, StationLostError | LinkClosedError):

@@ -6,18 +6,15 @@ Health is a token through the whole chain, not a port that answers: `ready` is t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aeonflow.errors import AeonflowError
-from aeonflow.messages import Stats, StatsReply, decode_reply
+from aeonflow.messages import Stats, StatsReply
 from aeonflow.tensors import Want
 
 from .deadline import who_is_behind
-from .links import LinkState, StationLink
+from .links import LinkState, StationLink, answers
 from .network import Network
 from .pace import Measured, Pace
 from .prefill import shape_of
@@ -30,14 +27,11 @@ STATS_TIMEOUT_S = 2.0
 PROBE_ROWS = 9  # enough beside one row to tell the cost of a row from that of a call
 
 
-class ProbeResult:
+class ProbeResult(NamedTuple):
     """A probe token that came through: seconds and one-way crossings it took."""
 
-    __slots__ = ("hops", "seconds")
-
-    def __init__(self, seconds: float, hops: int) -> None:
-        self.seconds = seconds
-        self.hops = hops
+    seconds: float
+    hops: int
 
 
 async def probe(network: Network, *, rows: int = 1, timeout_s: float) -> ProbeResult:
@@ -83,14 +77,14 @@ async def measured_pace(network: Network, cores: int | None) -> Pace:
 
 
 async def _compute_seconds(network: Network) -> float:
-    stats = await _station_stats(network)
+    stats = await answers(network.stations, Stats(), StatsReply, STATS_TIMEOUT_S)
     return sum(sum(reply.values.get("compute_s", {}).values()) for reply in stats.values())
 
 
 async def engine_status(engine: Engine) -> dict[str, Any]:
     """The status as plain values (`docs/protocol.md`, *Stats*, explains the counters of stations)."""
     network = engine.network
-    stats = await _station_stats(network)
+    stats = await answers(network.stations, Stats(), StatsReply, STATS_TIMEOUT_S)
     trouble = ""
     probed: ProbeResult | None = None
     if network.is_ready:
@@ -124,6 +118,7 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
         "seeds_sent": _total(stats, "seeds_sent"),
         "seeds_received": _total(stats, "seeds_received"),
         "stale_answers": network.stale,
+        "stray_messages": network.strays,
     }
 
 
@@ -147,25 +142,6 @@ def _station_status(station: StationLink, stats: StatsReply | None) -> dict[str,
         entry["uptime_s"] = stats.uptime_s
         entry["stats"] = stats.values
     return entry
-
-
-async def _station_stats(network: Network) -> dict[int, StatsReply]:
-    """The counters of every station that answers in time, by index."""
-    ready = [station for station in network.stations if station.state is LinkState.READY]
-    if not ready:
-        return {}
-    asked = {station.index: station.ask(Stats()) for station in ready}
-    done, _ = await asyncio.wait(asked.values(), timeout=STATS_TIMEOUT_S)
-    found: dict[int, StatsReply] = {}
-    for index, future in asked.items():
-        if future not in done:
-            future.cancel()
-        elif future.exception() is None:
-            with contextlib.suppress(msgspec.MsgspecError):  # nonsense counts as no answer
-                reply = decode_reply(future.result().payload)
-                if isinstance(reply, StatsReply):
-                    found[index] = reply
-    return found
 
 
 def _total(stats: dict[int, StatsReply], key: str) -> int:

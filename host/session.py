@@ -7,8 +7,8 @@ since its logits are what the answer begins with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Self, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from aeonflow.errors import CancelledCallError
 
@@ -85,8 +85,9 @@ class Session:
         """The chat messages that the prompt stands for; None for a raw text or token ids."""
         if isinstance(prompt, str):
             return None if raw or not prompt else [*self.messages, {"role": "user", "content": prompt}]
-        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], dict):
-            return [dict(message) for message in prompt if isinstance(message, dict)]
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            history: list[Any] = [dict(message) if isinstance(message, Mapping) else message for message in prompt]
+            return history  # checked with the request, as those of a generation without a session
         return None
 
     async def take(self, turn: _Turn, request: Request, outbox: Outbox) -> Decoder:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import MappingProxyType
 
 import pytest
 
 from aeonflow.errors import CancelledCallError
 from host import Engine, Result
+from host.errors import InvalidRequestError
 from stations.models.folder import ModelFolder
 
 from .local_stations import TOKEN, LocalFleet, local_fleet
@@ -122,6 +124,16 @@ async def test_a_conversation_that_outgrows_its_reservation_goes_on(engine: Engi
         longer = [5] * 40 + [6] * 20
         after = await session.generate(longer, max_tokens=4, ignore_eos=True, logits_hash=True).collect()
     assert same(after, await cold(engine, longer, 4))
+
+
+async def test_a_session_refuses_what_is_no_message_and_keeps_its_history(engine: Engine) -> None:
+    async with engine.session() as session:
+        with pytest.raises(InvalidRequestError, match="message 1 is a str"):
+            session.generate([{"role": "user", "content": "Hello"}, "and this"])  # type: ignore[list-item]
+        assert session.messages == []
+        told = MappingProxyType({"role": "user", "content": "Hello"})
+        answer = await session.generate([told], max_tokens=3, ignore_eos=True).collect()
+        assert session.messages == [dict(told), {"role": "assistant", "content": answer.text}]
 
 
 async def test_closing_a_session_frees_its_rows_at_every_station(engine: Engine, fleet: LocalFleet) -> None:

@@ -60,7 +60,7 @@ class Generation:
         self._decoder: Decoder | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_cancelled = False
-        self._started_s = self._ended_s = 0.0
+        self._started_s = 0.0
 
     def __aiter__(self) -> Self:
         return self

@@ -32,11 +32,9 @@ class Track(msgspec.Struct, frozen=True):
 
 
 class Message(NamedTuple):
-    """A message that was seen on both sides: the tracks it left and reached."""
+    """A message that was seen on both sides."""
 
-    sender: int
     sent: TraceEvent
-    receiver: int
     received: TraceEvent
 
     @property
@@ -65,14 +63,14 @@ class Recording(msgspec.Struct, frozen=True):
             for event in track.events:
                 if event.what == What.RECEIVE:
                     arrivals[(index, *_identity(event))].append(event)
-        for index, track in enumerate(self.tracks):
+        for track in self.tracks:
             for event in track.events:
                 if event.what != What.SEND:
                     continue
                 to = places.get(event.place, HOST)
                 found = arrivals.get((to, *_identity(event)))
                 if found:
-                    yield Message(index, event, to, found.popleft())
+                    yield Message(event, found.popleft())
 
 
 def _identity(event: TraceEvent) -> tuple[int, ...]:

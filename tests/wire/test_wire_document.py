@@ -13,7 +13,7 @@ from aeonflow import Flags, LinkOptions, bands, endpoint, errors, fano
 from aeonflow.assembly import MAX_PARTIAL_MESSAGES
 from aeonflow.batcher import MAX_BATCH_BYTES, MAX_BATCH_FRAMES
 from aeonflow.errors import AeonflowError
-from aeonflow.frames import MAX_PAYLOAD_BYTES
+from aeonflow.frames import MAX_FRAMES, MAX_PAYLOAD_BYTES
 from aeonflow.messages import Limits
 from aeonflow.tensors import DType, Port
 
@@ -82,6 +82,7 @@ def test_limits_are_the_defaults_of_the_code() -> None:
     for shown in (
         f"{MAX_PAYLOAD_BYTES:,} bytes",
         f"{limits.max_message_bytes >> 20} MiB, negotiated",
+        f"{MAX_FRAMES:,} taken, {MAX_BATCH_FRAMES} sent",
         f"{limits.max_calls:,} a connection",
         f"{limits.max_sessions:,} a station",
         f"| {MAX_PARTIAL_MESSAGES}, together",

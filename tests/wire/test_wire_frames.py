@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aeonflow import Flags, Frame, FrameDecoder
 from aeonflow.errors import FrameTooLargeError, LocalProtocolError, OversizeError, RemoteProtocolError
-from aeonflow.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, decode_frames, is_single_frame, pack_header
+from aeonflow.frames import HEADER_BYTES, MAX_FRAMES, MAX_PAYLOAD_BYTES, decode_frames, is_single_frame, pack_header
 
 from .peers import vectors
 
@@ -67,6 +67,14 @@ def test_a_message_that_ends_inside_a_frame_is_refused_whole(case: dict[str, Any
 def test_an_empty_message_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="empty message"):
         decode_frames(b"")
+
+
+def test_a_message_of_more_frames_than_are_taken_is_refused_and_a_stream_is_not() -> None:
+    packed = Frame(1, 1, Flags.FIN).pack()
+    assert len(decode_frames(packed * MAX_FRAMES)) == MAX_FRAMES
+    with pytest.raises(RemoteProtocolError, match=r"40,970 bytes holds more than 4,096 frames"):
+        decode_frames(packed * (MAX_FRAMES + 1))
+    assert len(FrameDecoder().feed(packed * (MAX_FRAMES + 1))) == MAX_FRAMES + 1
 
 
 def test_a_payload_of_16_777_216_bytes_is_refused_by_the_packer_with_both_sizes() -> None:

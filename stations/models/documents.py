@@ -15,12 +15,13 @@ import msgspec
 from aeonflow.frames import Buffer
 
 from .card import ModelCard
-from .errors import CorruptModelError
+from .errors import CorruptModelError, UnsupportedModelError
 from .manifest import Manifest, decode_manifest
 
 CARD_FILE = "card.json"
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "manifest.json"
+_ARITHMETIC = {"architecture": "llama", "activation": "silu", "residual": "sequential"}  # of all kernels there are
 
 
 class Bundle(NamedTuple):
@@ -37,11 +38,14 @@ def encode_document(document: ModelCard | Manifest) -> bytes:
 
 
 def decode_card(data: bytes) -> ModelCard:
-    """The card of `card.json`; CorruptModelError names the field that is wrong."""
+    """The card of `card.json`; CorruptModelError names the field that is wrong, UnsupportedModelError arithmetic that
+    this version does not do."""
     try:
-        return msgspec.json.decode(data, type=ModelCard)
+        card = msgspec.json.decode(data, type=ModelCard)
     except msgspec.DecodeError as error:
         raise CorruptModelError(f"{CARD_FILE}: {error}") from error
+    _check_arithmetic(card)
+    return card
 
 
 def encode_bundle(bundle: Bundle) -> bytes:
@@ -56,7 +60,7 @@ def encode_bundle(bundle: Bundle) -> bytes:
 
 
 def decode_bundle(data: Buffer) -> Bundle:
-    """The bundle of CBOR bytes from a peer, every field checked; raises CorruptModelError."""
+    """The bundle of CBOR bytes from a peer, every field checked; raises as `decode_card` and `decode_manifest` do."""
     try:
         content = cbor2.loads(bytes(data))
         card = msgspec.convert(content["card"], ModelCard)
@@ -64,4 +68,12 @@ def decode_bundle(data: Buffer) -> Bundle:
         tokenizer = msgspec.convert(content["tokenizer"], str)
     except (cbor2.CBORDecodeError, msgspec.MsgspecError, KeyError, TypeError, UnicodeError) as error:
         raise CorruptModelError(f"model bundle of {len(data)} bytes: {error}") from error
+    _check_arithmetic(card)
     return Bundle(card, tokenizer, manifest)
+
+
+def _check_arithmetic(card: ModelCard) -> None:
+    """A card of a later version may name what kernels of this one would silently compute in another way."""
+    for field, supported in _ARITHMETIC.items():
+        if (found := getattr(card, field)) != supported:
+            raise UnsupportedModelError(f"{CARD_FILE}: {field} {found!r}; supported is {supported!r}")

@@ -29,6 +29,7 @@ from stations.models import (
 )
 from stations.models import packing as packing_module
 from stations.models.build import build_folder, check_disk, placing
+from stations.models.documents import Bundle, decode_bundle, encode_bundle, encode_document
 from stations.models.fingerprint import fingerprint
 from stations.models.roles import RoleSpan, layer_roles
 from stations.models.store import cache_folder
@@ -170,6 +171,20 @@ def test_a_manifest_that_leads_out_of_the_folder_or_the_file_is_refused(folder: 
     broken.write_bytes(msgspec.json.encode({**manifest, "layout_version": 99}))
     with pytest.raises(UnsupportedModelError, match="layout version 99 on disk"):
         ModelFolder.open(tmp_path / "broken")
+
+
+@pytest.mark.parametrize(("field", "value"), [("architecture", "gptj"), ("activation", "gelu"), ("residual", "ladder")])
+def test_a_card_of_other_arithmetic_is_refused_by_name(
+    field: str, value: str, folder: ModelFolder, tmp_path: Path
+) -> None:
+    card = msgspec.structs.replace(folder.card, fingerprint="", **{field: value})
+    card = msgspec.structs.replace(card, fingerprint=fingerprint(card, folder.manifest))
+    broken = build_synthetic(SPEC, tmp_path / "other").path
+    (broken / "card.json").write_bytes(encode_document(card))
+    with pytest.raises(UnsupportedModelError, match=f"{field} '{value}'; supported is"):
+        ModelFolder.open(broken)
+    with pytest.raises(UnsupportedModelError, match=f"{field} '{value}'; supported is"):
+        decode_bundle(encode_bundle(Bundle(card, folder.tokenizer_json, folder.manifest)))
 
 
 def test_verify_finds_one_changed_byte(tmp_path: Path) -> None:

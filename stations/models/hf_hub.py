@@ -11,6 +11,7 @@ from .build import Progress, check_disk
 from .errors import ModelError, ModelNotFoundError
 
 HUB_PREFIX = "hf:"
+HUB_TIMEOUT_S = 30.0  # for the list of files; the client waits for ever by default, but for files themselves
 PATTERNS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "chat_template.jinja", "model*.safetensors", "model.safetensors.index.json",
@@ -45,7 +46,7 @@ def fetch_repository(source: str, scratch: Path, progress: Progress) -> Path:
 def _fetch(repository: str, revision: str | None, folder: Path, progress: Progress) -> None:
     from huggingface_hub import HfApi, hf_hub_download
 
-    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=HUB_TIMEOUT_S)
     files = [
         _RemoteFile(file.rfilename, file.size or 0)
         for file in info.siblings or []

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -305,6 +306,24 @@ def test_without_a_network_the_hub_is_one_clear_error(tmp_path: Path) -> None:
     code, events = verb(tmp_path / "home", "import", "hf:org/tiny", "--no-warm", **environment)
     assert code == 1
     assert events[0]["message"].startswith("hf:org/tiny cannot be fetched from the Hugging Face hub: ")
+
+
+def test_a_hub_that_never_answers_is_one_clear_error_in_time(tmp_path: Path) -> None:
+    script = (
+        "import sys; from stations.models import hf_hub; hf_hub.HUB_TIMEOUT_S = 0.2;"
+        "from stations.__main__ import main; sys.exit(main(['import', 'hf:org/tiny', '--no-warm']))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "AEONFLOW_HOME": str(tmp_path), "HF_ENDPOINT": url, "NO_PROXY": "*"},
+            capture_output=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert "cannot be fetched from the Hugging Face hub: " in json.loads(done.stdout)["message"]
+    assert "timed out" in json.loads(done.stdout)["message"]
 
 
 @pytest.mark.parametrize(

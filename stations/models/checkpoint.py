@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..layout import FORMATS, weight_format
 from .card import ModelCard
 from .errors import UnsupportedModelError
+from .manifest import MAX_LAYERS
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -77,7 +78,12 @@ class Checkpoint(Protocol):
 
 
 def expected_shapes(card: ModelCard) -> dict[str, tuple[int, int]]:
-    """Canonical names and (rows, cols) of every tensor of a llama model; vectors have one row."""
+    """Canonical names and (rows, cols) of every tensor of a llama model; vectors have one row.
+
+    UnsupportedModelError beyond MAX_LAYERS: a number out of a header, which is checked before a table is made of it.
+    """
+    if card.num_layers > MAX_LAYERS:
+        raise UnsupportedModelError(f"{card.num_layers:,} layers; at most {MAX_LAYERS:,} are supported")
     hidden, ffn = card.hidden_size, card.ffn_size
     q, kv = card.num_heads * card.head_dim, card.num_kv_heads * card.head_dim
     shapes = {"token_embd.weight": (card.vocab_size, hidden), "output_norm.weight": (1, hidden)}

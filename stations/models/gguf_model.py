@@ -58,7 +58,7 @@ class GgufCheckpoint:
         architecture = self._metadata.get("general.architecture")
         if architecture != "llama":
             raise UnsupportedModelError(f"{self._file.path}: architecture {architecture!r}; supported is 'llama'")
-        if (parts := self._metadata.get("split.count", 1)) > 1:
+        if (parts := self._metadata.get("split.count", 1)) not in (0, 1):
             raise UnsupportedModelError(f"{self._file.path} is one of {parts} parts; merge them first")
         if (kind := self._metadata.get("general.type", "model")) != "model":
             raise UnsupportedModelError(f"{self._file.path} holds a {kind!r}; supported is 'model'")
@@ -104,7 +104,7 @@ class GgufCheckpoint:
 
     def _integer(self, key: str, default: int | None = None) -> int:
         value = self._value(key, default)
-        if isinstance(value, list) and value and len(set(value)) == 1:
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]  # per layer, all alike
         if not isinstance(value, int) or not 0 < value < 1 << 31:
             raise UnsupportedModelError(f"llama.{key} is {value!r}; one positive number for all layers is supported")

@@ -36,9 +36,10 @@ class GgufTokenizer:
         types = metadata.get(f"{_PREFIX}token_type", [TokenType.NORMAL] * len(self._tokens))
         if not isinstance(types, list) or len(types) != len(self._tokens):
             raise CorruptModelError(f"{_PREFIX}token_type does not have {len(self._tokens)} entries, as tokens has")
-        if unknown := set(types) - set(TokenType):
-            raise UnsupportedModelError(f"token types {sorted(unknown)}; known are 1 to {max(TokenType).value}")
-        self._types = [TokenType(t) for t in types]
+        try:
+            self._types = [TokenType(t) for t in types]
+        except ValueError as error:
+            raise UnsupportedModelError(f"token type: {error}; known are 1 to {max(TokenType).value}") from error
         self._special = [
             SpecialToken(i, text, kind is TokenType.CONTROL)
             for i, (text, kind) in enumerate(zip(self._tokens, self._types, strict=True))
@@ -80,8 +81,8 @@ class GgufTokenizer:
 
     def _sentence_piece(self) -> str:
         scores = self._metadata.get(f"{_PREFIX}scores")
-        if not isinstance(scores, list) or len(scores) != len(self._tokens):
-            raise CorruptModelError(f"{_PREFIX}scores does not have {len(self._tokens)} entries, as tokens has")
+        if not isinstance(scores, list) or len(scores) != len(self._tokens) or not all(map(_is_number, scores)):
+            raise CorruptModelError(f"{_PREFIX}scores does not have {len(self._tokens)} numbers, one a token")
         kinds = {
             TokenType.NORMAL: PieceKind.NORMAL,
             TokenType.BYTE: PieceKind.BYTE,
@@ -112,3 +113,7 @@ class GgufTokenizer:
         if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
             raise CorruptModelError(f"metadata {_PREFIX}{name} is missing or no list of strings")
         return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)

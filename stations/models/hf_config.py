@@ -46,7 +46,8 @@ def read_config(config: dict[str, Any]) -> HfConfig:
     """Check and read a config. Raises UnsupportedModelError naming the key, its value and what is supported."""
     architectures = config.get("architectures") or [config.get("model_type")]
     if architectures not in ([ARCHITECTURE], ["llama"]):
-        raise UnsupportedModelError(f"architecture {', '.join(map(str, architectures))}; supported is {ARCHITECTURE}")
+        named = ", ".join(map(str, architectures)) if isinstance(architectures, list) else repr(architectures)
+        raise UnsupportedModelError(f"architecture {named}; supported is {ARCHITECTURE}")
     for key, neutral in _NEUTRAL.items():
         if (value := config.get(key)) not in neutral:
             allowed = " or ".join(repr(v) for v in neutral if v is not None) or "its absence"
@@ -83,6 +84,8 @@ def token_ids(value: Any, name: str) -> tuple[int, ...]:
 def _rope(config: dict[str, Any], head_dim: int) -> Rope:
     """Both forms: `rope_theta` beside `rope_scaling`, and the newer `rope_parameters` that holds all of it."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, dict):
+        raise UnsupportedModelError(f"config.json: rope scaling {parameters!r}; an object is expected")
     theta = _number(parameters if "rope_theta" in parameters else config, "rope_theta", 10_000.0)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":

@@ -120,17 +120,16 @@ def _canonical(name: str) -> str:
 def _interleaved(name: str, tensor: SourceTensor, config: HfConfig) -> SourceTensor:
     """The tensor, q and k with the rows of each head from (i, i + d/2) order to pairs (2i, 2i + 1)."""
     if name.endswith((".attn_q.weight", ".attn_k.weight")) and tensor.rows % config.head_dim == 0:
-        read = _interleaved_reader(tensor.read, config.head_dim)
+        read = _interleaved_reader(tensor.read, config.head_dim, tensor.row_bytes)
         return SourceTensor(tensor.name, tensor.type, tensor.rows, tensor.cols, read)
     return tensor
 
 
-def _interleaved_reader(read: Callable[[int, int], U8], head_dim: int) -> Callable[[int, int], U8]:
+def _interleaved_reader(read: Callable[[int, int], U8], head_dim: int, width: int) -> Callable[[int, int], U8]:
     def read_interleaved(lo: int, hi: int) -> U8:
         first, last = lo // head_dim * head_dim, -(-hi // head_dim) * head_dim
-        heads = read(first, last).reshape(-1, 2, head_dim // 2, read_width)
-        rows = np.swapaxes(heads, 1, 2).reshape(last - first, read_width)
+        heads = read(first, last).reshape(-1, 2, head_dim // 2, width)
+        rows = np.swapaxes(heads, 1, 2).reshape(last - first, width)
         return rows[lo - first : hi - first]
 
-    read_width = read(0, 1).shape[1]
     return read_interleaved

@@ -57,9 +57,6 @@ class Manifest(msgspec.Struct, frozen=True):
     tied_head: bool  # head has no matrix of its own and reads embed's file
     files: tuple[FileEntry, ...]
 
-    def file(self, role: str, layer: int) -> FileEntry | None:
-        return next((f for f in self.files if f.role == role and f.layer == layer), None)
-
     def files_for(self, spans: Iterable[RoleSpan]) -> tuple[FileEntry, ...]:
         """The files that the roles need, in execution order; a tied head needs embed's file too."""
         needed = needed_files(spans, tied_head=self.tied_head)

@@ -96,7 +96,7 @@ def test_parts_of_different_types_are_stored_apart_and_equal_ones_together(tmp_p
 def test_a_tied_head_is_the_embedding_and_an_untied_one_is_its_own(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tied.gguf", TINY, random_weights(TINY, tied=True))
     write_gguf(tmp_path / "untied.gguf", TINY, random_weights(TINY, tied=False))
-    tied, untied = import_gguf(tmp_path / "tied.gguf"), None
+    tied = import_gguf(tmp_path / "tied.gguf")
     assert tied.card.tied_embeddings
     assert tied.names("head", 0) == ("final_norm",)
     assert np.array_equal(tied.matrix("head", 0, "head").data, tied.matrix("embed", 0, "embedding").data)
@@ -144,6 +144,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"llama.some_new_thing": 1}}, "llama.some_new_thing = 1"),
     ({"metadata": {"llama.attention.value_length": 8}}, "keys of 16 and values of 8"),
     ({"metadata": {"split.count": 3}}, "one of 3 parts"),
+    ({"metadata": {"split.count": "all"}}, "one of all parts"),
+    ({"metadata": {"llama.attention.head_count_kv": [[2], [3]]}}, "head_count_kv is [[2], [3]]"),
+    ({"metadata": {"tokenizer.ggml.token_type": [[3]] * 320}}, "known are 1 to 6"),
+    ({"metadata": {"llama.block_count": 2_000_000_000}}, "2,000,000,000 layers; at most 1,000 are supported"),
     ({"metadata": {"tokenizer.ggml.add_eos_token": True}}, "add_eos_token"),
 ]
 

@@ -153,6 +153,7 @@ def test_rope_is_read_in_both_forms_of_the_config(config: dict[str, Any], rope: 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["MistralForCausalLM"]}, "architecture MistralForCausalLM; supported is LlamaForCausalLM"),
+    ({"architectures": 5}, "architecture 5; supported is LlamaForCausalLM"),
     ({"attention_bias": True}, "attention_bias = True"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu' would change the result; supported is 'silu'"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -162,6 +163,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "rope scaling 'linear'; supported are 'default' and 'llama3'",
     ),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn'"),
+    ({"rope_scaling": "llama3"}, "rope scaling 'llama3'; an object is expected"),
     ({"hidden_size": "64"}, "hidden_size is '64'"),
     ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
     ({"num_hidden_layers": 3}, "9 tensors are missing"),

@@ -9,21 +9,14 @@ import msgspec
 
 from aeonflow.errors import RemoteProtocolError
 
+from .plan import Geometry
 from .text import TextModel
 
 
-class HostCard(msgspec.Struct, frozen=True):
-    """The fields of the model card that the host works with; sizes in elements."""
+class HostCard(Geometry, frozen=True, kw_only=True):
+    """The fields of the model card that the host works with."""
 
     name: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    vocab_size: int
-    context_length: int
     fingerprint: str
 
     @property

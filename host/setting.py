@@ -8,7 +8,7 @@ from .generate import Setting
 from .kv_options import described, exactness_options
 from .launch import EngineOptions
 from .network import Network
-from .plan import Geometry, exactness, mixed_numerics
+from .plan import exactness, mixed_numerics
 from .plan.path import Link, chain_path, relay_path
 
 
@@ -44,9 +44,8 @@ def _token_bytes(network: Network) -> tuple[int, int]:
     if not network.stations[0].is_remote:
         return 0, 0
     card = network.bundle.card
-    geometry = Geometry(**{name: getattr(card, name) for name in Geometry.__struct_fields__})
     walk = relay_path if network.is_relay else chain_path
-    total = walk(network.plan, geometry, lambda call: 0.0, Link(0.0)).bytes
+    total = walk(network.plan, card, lambda call: 0.0, Link(0.0)).bytes
     if network.is_relay:
         return total, 0
     embeds = sum(1 for c in network.route.carriers if c.role == "embed")  # as the plan's model counts them

@@ -8,7 +8,7 @@ from host.card import HostCard
 from host.pace import Measured, Pace
 from host.prefill import Shape
 
-CARD = HostCard("m", 30, 576, 9, 3, 64, 1536, 49152, 8192, "")
+CARD = HostCard(30, 576, 9, 3, 64, 1536, 49152, 8192, name="m", fingerprint="")
 SHAPES = [Shape(2, 2, 3), Shape(90, 3, 93), Shape(90, 3, 93, 2), Shape(90, 90, 93), Shape(1, 1, 0)]
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from aeonflow import Flags, bands
+from aeonflow import Flags, Message, bands
 from aeonflow.errors import AeonflowError, BadTensorError, CallError, DeadlineError
-from aeonflow.tensors import PREFIX, PREFIX_BYTES, DType, Port, Tensor
+from aeonflow.tensors import PREFIX, PREFIX_BYTES, DType, Kind, Port, Tensor, pack_tensors
 from host import Engine
 from stations.core.outgoing import Outgoing, ToLink
 from stations.models.folder import ModelFolder
@@ -88,3 +88,20 @@ async def test_a_nonsensical_head_part_of_a_chain_is_an_error_at_once_and_is_not
     ):
         assert isinstance(await failure(engine, fleet, "ends-0", bands.HEAD, change), BadTensorError)
         assert not engine.network.sequences
+
+
+async def test_what_belongs_to_nothing_here_is_dropped_and_counted_in_status(model: ModelFolder) -> None:
+    async with (
+        local_fleet("layers:2", model) as fleet,
+        Engine.connect(fleet.urls, token=TOKEN, transport="websockets") as engine,
+    ):
+        before = await engine.status()
+        (head,) = [station for station in engine.network.stations if "head" in station.hello.roles]
+        past = Tensor(1, 1, 0, 0, 0, 1, 0, Kind.CANONICAL, Port.TOKEN, 0, DType.U32, 1, 1, 1, 1, bytes(4))
+        engine.network.received(head, Message(bands.HEAD, 900, Flags.FIN, b"".join(pack_tensors([past]))))
+        engine.network.received(head, Message(bands.HEAD, 901, Flags.FIN, b"no tensor"))
+        engine.network.received(head, Message(bands.EMBED, 902, Flags.FIN, b"to nobody"))
+        after = await engine.status()
+        assert after["stale_answers"] - before["stale_answers"] == 1
+        assert after["stray_messages"] - before["stray_messages"] == 2
+        assert after["ready"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from host.plan import StationSpec
 
-from .station import StationState
+from .station import PlannedStation, StationState
 
 
-class ElsewhereStation:
-    """The same reading side as `FleetStation`; there is no process here to speak of."""
+class ElsewhereStation(PlannedStation):
+    """What a fleet's state tells of a `FleetStation`; there is no process here to speak of."""
 
     pid = 0
     exit_status: int | None = None
@@ -16,16 +16,5 @@ class ElsewhereStation:
     state = StationState.READY
 
     def __init__(self, spec: StationSpec, url: str) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.url = url
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return tuple(str(role) for role in self.spec.roles)
-
-    def log_tail(self, lines: int = 5) -> tuple[str, ...]:
-        return ()

@@ -12,9 +12,7 @@ import asyncio
 import os
 import random
 import secrets
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,6 +24,7 @@ from host.plan import StationSpec
 from .elsewhere import ElsewhereStation
 from .errors import FleetError, StationStartError, describe_log
 from .logs import StationLog, log_path
+from .scratch import ScratchFolder
 from .spec import StationOptions
 from .station import FleetStation, RestartPolicy, StationContext, StationState
 
@@ -69,7 +68,7 @@ class Fleet:
         self.options = options
         self.token = token or secrets.token_urlsafe(32)
         self.directory = directory
-        self._keep_directory = directory is not None
+        self._scratch: ScratchFolder | None = None
         self._station_timeout_s = station_timeout_s
         self._fleet_timeout_s = fleet_timeout_s or FLEET_START_S + 2.0 * max(0, len(self._specs) - 40)
         self._drain_s = drain_s
@@ -172,7 +171,8 @@ class Fleet:
         if self._stations:
             raise FleetError(f"fleet {self.name} was started before; make a new one")
         if self.directory is None:
-            self.directory = Path(tempfile.mkdtemp(prefix="aeonflow-"))
+            self._scratch = ScratchFolder()
+            self.directory = self._scratch.path
         else:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.directory.chmod(0o700)
@@ -242,11 +242,11 @@ class Fleet:
         self._changed = asyncio.Event()
 
     def _clean_up(self) -> None:
-        if self.directory is None:
-            return
-        self.token_file.unlink(missing_ok=True)
-        if not self._keep_directory:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self.directory is not None:
+            self.token_file.unlink(missing_ok=True)
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
 
 
 def usable_cores() -> int:

@@ -167,7 +167,7 @@ class FleetRegistry:
         descriptor = os.open(self.folder / f"{self._checked(name)}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             deadline = time.monotonic() + patience_s
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 if time.monotonic() >= deadline:
                     raise FleetError(already_runs(name))
                 time.sleep(LOCK_POLL_S)
@@ -181,7 +181,8 @@ class FleetRegistry:
         return name
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Take the lock of an open file, until it is closed; False when another has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -68,22 +68,11 @@ class StationContext(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: float
 
 
-class FleetStation:
-    """One station: the current process, its address and its log."""
+class PlannedStation:
+    """A station of a plan, wherever it runs."""
 
-    def __init__(
-        self, spec: StationSpec, context: StationContext, log: StationLog, on_change: Callable[[FleetStation], None]
-    ):
+    def __init__(self, spec: StationSpec) -> None:
         self.spec = spec
-        self.state = StationState.NEW
-        self.restarts = 0
-        self._url = ""
-        self.port = listen_address(spec)[1]
-        self.exit_status: int | None = None  # of the last process that ended; negative: killed by that signal
-        self._context = context
-        self._log = log
-        self._on_change = on_change
-        self._process: ChildProcess | None = None
 
     @property
     def name(self) -> str:
@@ -93,6 +82,24 @@ class FleetStation:
     def roles(self) -> tuple[str, ...]:
         """As the station's command line spells them: `attn:0-14`."""
         return tuple(str(role) for role in self.spec.roles)
+
+
+class FleetStation(PlannedStation):
+    """One station: the current process, its address and its log."""
+
+    def __init__(
+        self, spec: StationSpec, context: StationContext, log: StationLog, on_change: Callable[[FleetStation], None]
+    ):
+        super().__init__(spec)
+        self.state = StationState.NEW
+        self.restarts = 0
+        self._url = ""
+        self.port = listen_address(spec)[1]
+        self.exit_status: int | None = None  # of the last process that ended; negative: killed by that signal
+        self._context = context
+        self._log = log
+        self._on_change = on_change
+        self._process: ChildProcess | None = None
 
     @property
     def pid(self) -> int:

@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
 from host.fleet import Fleet, FleetStation, StationOptions, StationState
+from host.fleet.scratch import ScratchFolder
 
 from .conftest import MakeFleet, children_of, is_alive, specs
 
@@ -118,6 +120,25 @@ def test_a_launcher_killed_by_sigkill_leaves_no_orphan(scripted_python: str) -> 
         launcher.kill()
     _, left = psutil.wait_procs(stations, timeout=20)
     assert [p.pid for p in left if is_alive(p.pid)] == []
+
+
+def test_the_folder_of_a_killed_launcher_goes_with_the_next_launch_and_others_stay(
+    scripted_python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "aeonflow-notes").mkdir()  # no launcher's
+    command, environ = [sys.executable, "-c", LAUNCHER, scripted_python], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        (token_file,) = tmp_path.glob("aeonflow-*/token")
+        beside = ScratchFolder(tmp_path)
+        assert token_file.exists()
+        launcher.kill()
+    last = ScratchFolder(tmp_path)
+    assert set(tmp_path.iterdir()) == {tmp_path / "aeonflow-notes", beside.path, last.path}
+    beside.remove()
+    last.remove()
+    assert [path.name for path in tmp_path.iterdir()] == ["aeonflow-notes"]
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_the_stations(scripted_python: str) -> None:

@@ -50,26 +50,28 @@ class Recorder:
             self.dropped += 1
         self._events.append(event)
 
-    def received(self, began_s: float, stream: int, payload: Buffer) -> None:
+    def received(self, began_s: float, stream: int, flags: int, payload: Buffer) -> None:
         """A message was handled, from `began_s` until now. Anything but tensors is passed over."""
         if stream in STREAM_ROLES and len(payload) >= PREFIX_BYTES:
-            self._message(_RECEIVE, began_s, stream, payload, len(payload), "")
+            self._message(_RECEIVE, began_s, stream, flags, payload, len(payload), "")
 
-    def sent(self, began_s: float, stream: int, pieces: Sequence[Buffer], place: str) -> None:
+    def sent(self, began_s: float, stream: int, flags: int, pieces: Sequence[Buffer], place: str) -> None:
         """A message was framed for `place` (a url, empty: a host) from `began_s` until now."""
         if stream in STREAM_ROLES and len(pieces[0]) >= PREFIX_BYTES:
-            self._message(_SEND, began_s, stream, pieces[0], sum(len(piece) for piece in pieces), place)
+            self._message(_SEND, began_s, stream, flags, pieces[0], sum(len(piece) for piece in pieces), place)
 
     def take(self, count: int) -> tuple[TraceEvent, ...]:
         """The oldest events, at most `count`; the ring forgets them."""
         events = self._events
         return tuple(events.popleft() for _ in range(min(count, len(events))))
 
-    def _message(self, what: int, began_s: float, stream: int, prefix: Buffer, payload_bytes: int, place: str) -> None:
+    def _message(
+        self, what: int, began_s: float, stream: int, flags: int, prefix: Buffer, payload_bytes: int, place: str
+    ) -> None:
         session, epoch, _, _, first, rows, layer, _, port, options, *_ = PREFIX.unpack_from(prefix)
         self.add(
             TraceEvent(
                 what, began_s, self.clock(), stream, layer, layer, session, epoch, first, rows, port, options >> 3,
-                HEADER_BYTES + payload_bytes, 0.0, 0, place,
+                HEADER_BYTES + payload_bytes, 0.0, 0, place, int(flags),
             )
         )  # fmt: skip

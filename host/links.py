@@ -26,7 +26,7 @@ from aeonflow.errors import (
     StationLostError,
     from_code,
 )
-from aeonflow.frames import IS_VENT
+from aeonflow.frames import IS_VENT, Flags
 from aeonflow.link import Link
 from aeonflow.messages import Hello, Reply, Request, WeightsRequest, decode_reply, decode_vent, encode
 from aeonflow.trace import Recorder
@@ -143,7 +143,7 @@ class StationLink:
         began_s = trace.clock() if trace is not None else 0.0
         link.send(stream, link.next_sequence(), pieces)
         if trace is not None:
-            trace.sent(began_s, stream, pieces, self.url)
+            trace.sent(began_s, stream, Flags.FIN, pieces, self.url)
 
     def request(self, stream: int, pieces: Pieces, on_reply: OnReply) -> None:
         """A call; `on_reply` gets the reply or the error exactly once, from the reader. Raises if it cannot be sent."""
@@ -152,7 +152,7 @@ class StationLink:
         sequence = link.next_sequence()
         link.send(stream, sequence, pieces)
         if trace is not None:
-            trace.sent(began_s, stream, pieces, self.url)
+            trace.sent(began_s, stream, Flags.FIN, pieces, self.url)
         self._pending[sequence] = (stream, on_reply)
 
     def ask(self, request: Request | WeightsRequest, stream: int = bands.CONTROL) -> asyncio.Future[Message]:
@@ -221,7 +221,7 @@ class StationLink:
             return
         began_s = trace.clock()
         self._dispatch(message)
-        trace.received(began_s, message.stream, message.payload)
+        trace.received(began_s, message.stream, message.flags, message.payload)
 
     def _dispatch(self, message: Message) -> None:
         pending = self._pending.get(message.sequence)

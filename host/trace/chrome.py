@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aeonflow.bands import STREAM_ROLES
+from aeonflow.frames import Flags
 from aeonflow.messages import TraceEvent
 from aeonflow.tensors import Port
 from aeonflow.trace import What
@@ -176,6 +177,8 @@ def _args(event: TraceEvent) -> dict[str, Any]:
     args = {**_pass(event), "role": STREAM_ROLES[event.stream], "layer": event.layer, "bytes": event.num_bytes}
     if event.what == What.SEND:
         args["to"] = event.place or "host"
+    if marks := Flags(event.flags) & ~Flags.FIN:
+        args["flags"] = marks.name
     return args
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from aeonflow import bands
 from aeonflow.assembly import Message
 from aeonflow.errors import AeonflowError, DeadlineError, RemoteProtocolError
@@ -146,8 +148,9 @@ def _moved(event: TraceEvent, offset_s: float) -> TraceEvent:
     """The event on the host's clock."""
     if not offset_s:
         return event
-    return TraceEvent(
-        event.what, event.began_s - offset_s, event.ended_s - offset_s, event.stream, event.layer, event.hi,
-        event.session, event.epoch, event.first, event.rows, event.port, event.part, event.num_bytes,
-        event.queued_s - offset_s if event.queued_s else 0.0, event.batch, event.place,
-    )  # fmt: skip
+    return msgspec.structs.replace(
+        event,
+        began_s=event.began_s - offset_s,
+        ended_s=event.ended_s - offset_s,
+        queued_s=event.queued_s - offset_s if event.queued_s else 0.0,
+    )

@@ -147,7 +147,7 @@ class Shell:
         began_s = trace.clock() if trace is not None else 0.0
         station.receive(number, stream, message.sequence, message.flags, message.payload, self._clock())
         if trace is not None:
-            trace.received(began_s, stream, message.payload)
+            trace.received(began_s, stream, message.flags, message.payload)
         if not station.queue.length:
             self._send_outgoing()
             if stream == bands.CONTROL:
@@ -305,4 +305,5 @@ class Shell:
 
 def _record_sent(trace: Recorder, began_s: float, effect: Outgoing) -> None:
     """A message that began to be framed at `began_s` has just been written."""
-    trace.sent(began_s, effect.stream, effect.pieces, effect.url if isinstance(effect, ToStation) else "")
+    place = effect.url if isinstance(effect, ToStation) else ""
+    trace.sent(began_s, effect.stream, effect.flags, effect.pieces, place)

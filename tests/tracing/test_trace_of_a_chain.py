@@ -16,7 +16,9 @@ from engine.local_stations import TOKEN, LocalFleet, local_fleet, tiny_model
 
 from aeonflow import bands
 from aeonflow.errors import BadMessageError
+from aeonflow.frames import Flags
 from aeonflow.messages import GetTrace, StartTrace, TraceRequest, encode
+from aeonflow.tensors import Port
 from aeonflow.trace import What
 from host.engine import Engine
 from host.errors import InvalidRequestError
@@ -123,6 +125,20 @@ async def test_every_message_of_a_chain_is_seen_at_both_ends_in_order(model: Mod
     # The stations of this test share the host's clock: nothing arrives before it was begun to be sent.
     assert all(message.sent.began_s <= message.received.began_s for message in messages)
     assert all(message.sent.num_bytes == message.received.num_bytes for message in messages)
+
+
+async def test_fan_out_to_slices_and_fan_in_from_them_are_shown_at_both_ends(model: ModelFolder) -> None:
+    async with engine_over("ffslice:2", model) as (engine, _):
+        recording = await recorded(engine)
+    expected = {Port.N: Flags.FIN | Flags.FORK, Port.F: Flags.FIN | Flags.FOLD, Port.H: Flags.FIN}
+    messages = list(recording.messages())
+    for port, flags in expected.items():
+        assert {one.sent.flags for one in messages if one.sent.port == port} == {flags}
+        assert {one.received.flags for one in messages if one.received.port == port} == {flags}
+    spans = [span for own in check_format(chrome_trace(recording)).values() for span in own]
+    shown = Counter(span["args"]["flags"] for span in spans if "flags" in span["args"])
+    num_rows = Counter(one.sent.flags for one in messages)
+    assert shown == {"FORK": 2 * num_rows[expected[Port.N]], "FOLD": 2 * num_rows[expected[Port.F]]}
 
 
 @pytest.mark.parametrize(("plan", "route"), [("trisplit", "relay"), ("layers:2", "chain")])

@@ -50,8 +50,3 @@ class LinkStats(msgspec.Struct):
     dropped: int = 0  # bad seeds and vents to nobody
     delayed_messages: int = 0  # with a link delay: how many messages it held back
     delay_obtained_s: float = 0.0  # and their delay together, as measured
-
-    @property
-    def frames_per_message(self) -> float:
-        """Mean frames a sent message; 0.0 before the first."""
-        return self.frames_sent / self.messages_sent if self.messages_sent else 0.0

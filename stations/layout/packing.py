@@ -53,9 +53,9 @@ def unpack(matrix: PackedMatrix, rows: slice = slice(None)) -> F32:
         raise LayoutError(f"rows are unpacked in order, found a step of {stride}")
     units = matrix.data.reshape(matrix.num_groups, -1, fmt.unit_bytes)
     out = np.empty((max(0, hi - lo), matrix.cols), np.float32)
-    step = _groups_per_slab(matrix.cols)
-    for group in range(lo // GROUP_ROWS, -(-hi // GROUP_ROWS), step):
-        fields = _read_units(fmt, units[group : group + step], matrix.num_blocks)
+    end, step = -(-hi // GROUP_ROWS), _groups_per_slab(matrix.cols)
+    for group in range(lo // GROUP_ROWS, end, step):
+        fields = _read_units(fmt, units[group : min(group + step, end)], matrix.num_blocks)
         values = field_values(fmt.kind, fields)[:, : matrix.cols]
         first = group * GROUP_ROWS
         a, b = max(lo, first), min(hi, first + len(values))

@@ -18,9 +18,7 @@ from .attention_ir import (
     WIDE,
     add_mass,
     clear,
-    copy_row,
     divide_row,
-    field,
     fold_vectors,
     mask_scores,
     multiply_rows,
@@ -32,10 +30,10 @@ from .attention_ir import (
     widen_halves,
 )
 from .compiled import compiled
-from .limits import MAX_QUERIES
+from .limits import MAX_QUERIES, ROW_BLOCK
+from .machine import copy_row, field
 from .vector import LANES
 
-ROW_BLOCK = 64  # rows handled for every query before the next ones are loaded: they stay in L1
 TILE_BLOCK = ROW_BLOCK // LANES
 
 _HEAD_DIM, _PADDED_DIM, _SEGMENTS = int(Header.HEAD_DIM), int(Header.PADDED_DIM), int(Header.SEGMENTS)
@@ -146,7 +144,8 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
     weights = tops + MAX_QUERIES * VECTOR
     stride = ((upto - first + LANES - 1) // LANES + 2 * segments) * VECTOR
     for n in range(queries):
-        copy_row(q + n // heads * q_row_bytes + n % heads * q_head_bytes, queries_at + n * wide, head_dim, blocks)
+        row = q + n // heads * q_row_bytes + n % heads * q_head_bytes
+        copy_row(queries_at + n * wide, row, head_dim, blocks * LANES)
         start_top(tops + n * VECTOR)
     clear(acc, queries * blocks)
     at = weights

@@ -231,28 +231,6 @@ def to_weights(typing, out, tiles, top, sink, den):
 
 
 @intrinsic
-def copy_row(typing, source, target, count, blocks):
-    """`count` f32 to an aligned row of `blocks` vectors, zeros behind them."""
-
-    def codegen(context, builder, signature, args):
-        source, target, count, blocks = args
-        e = Emitter(builder)
-        full = builder.udiv(count, const_i64(LANES))
-        with cgutils.for_range(builder, full, intp=I64) as block:
-            at = builder.mul(block.index, const_i64(VECTOR))
-            e.store(e.load(source, at, V32, align=4), target, at, align=VECTOR)
-        with builder.if_then(builder.icmp_unsigned("<", full, blocks), likely=False):
-            tail = builder.mul(full, const_i64(VECTOR))
-            e.store(ZERO, target, tail, align=VECTOR)
-            with cgutils.for_range(builder, builder.urem(count, const_i64(LANES)), intp=I64) as lane:
-                at = builder.add(tail, builder.mul(lane.index, const_i64(4)))
-                e.store(e.load(source, at, F32, align=4), target, at, align=4)
-        return context.get_dummy_value()
-
-    return types.void(_I, _I, _I, _I), codegen
-
-
-@intrinsic
 def clear(typing, target, vectors):
     """Zeros in `vectors` vectors."""
 
@@ -311,14 +289,3 @@ def add_mass(typing, w, count, den, target):
         return context.get_dummy_value()
 
     return types.void(_I, _I, _I, _I), codegen
-
-
-@intrinsic
-def field(typing, table, index):
-    """Field `index` of a table of int64 at address `table`."""
-
-    def codegen(context, builder, signature, args):
-        table, index = args
-        return Emitter(builder).load(table, builder.mul(index, const_i64(8)), I64, align=8)
-
-    return types.int64(_I, _I), codegen

@@ -173,21 +173,6 @@ class FastKernels:
             self._run(f.OP_HEAD, source, logits, helpers=self._num_helpers)
         return _trimmed(logits, matrix.rows)
 
-    @property
-    def helped_chunks(self) -> int:
-        """Chunks that helper threads have computed so far."""
-        return int(self.workspace.pool[f.POOL_SLOTS + 3 :: f.POOL_LINE].sum())
-
-    @property
-    def taken_over_chunks(self) -> int:
-        """Chunks that the calling thread took over from helpers that were late."""
-        return int(self.workspace.pool[f.POOL_STOLEN])
-
-    @property
-    def pinned_calls(self) -> int:
-        """Calls whose caches are held because a late helper may still read them."""
-        return len(self._pinned)
-
     def close(self) -> None:
         """End the helper threads; the backend is not used afterwards."""
         self._helpers.close()

@@ -19,7 +19,6 @@ _ZERO_POINT = {"q8_0": 128, "q4_0": 8, "q5_0": 16, "q6_k": 32}
 _MAGIC = 0x4B000000  # the bits of 2²³ as f32: or-ing n < 2²³ into them gives 2²³ + n
 _MAGIC_VALUE = 8388608.0
 _LANE_WORD_BYTES = 64  # one 32-bit word of each of 16 rows
-SUB_BLOCKS = {"q6_k": 2}  # scales a block; a sum is kept for each
 
 
 class BlockReader:

@@ -58,7 +58,7 @@ from .fields import (
     WORK_KV_HEADS,
     WORK_SCALE,
 )
-from .limits import CHUNK_BYTES
+from .limits import CHUNK_BYTES, TILE_BLOCK_BYTES
 from .machine import call_attend, call_product, copy_bytes, field, load_f32, set_field
 from .product import tile_rows
 from .rows import add_row, prepare_tile, swiglu_row
@@ -135,7 +135,7 @@ def _prepare(job, row, target, scratch):
 def _product(job, row, rows, column, width, target, stride):
     """Groups of the parts that lie in [column, column + width), then the base row added where there is one."""
     blocks = field(job, PRODUCT_BLOCKS)
-    tiles = field(job, PRODUCT_TILES) + row * field(job, PRODUCT_TILE_BLOCKS) * 132
+    tiles = field(job, PRODUCT_TILES) + row * field(job, PRODUCT_TILE_BLOCKS) * TILE_BLOCK_BYTES
     for index in range(field(job, PRODUCT_NUM_PARTS)):
         part = field(job, PRODUCT_PARTS) + index * PART_FIELDS * 8
         start = field(part, PART_COLUMN)
@@ -156,7 +156,7 @@ def _product(job, row, rows, column, width, target, stride):
 def _gate_up(job, row, rows, column, width, target, stride, scratch):
     """u = silu(gate) · up for the columns [column, column + width); gate and up go through scratch."""
     blocks = field(job, PRODUCT_BLOCKS)
-    tiles = field(job, PRODUCT_TILES) + row * blocks * 132
+    tiles = field(job, PRODUCT_TILES) + row * blocks * TILE_BLOCK_BYTES
     lo, hi = column // 64, (column + width) // 64
     for index in range(2):
         part = field(job, PRODUCT_PARTS) + index * PART_FIELDS * 8

@@ -12,12 +12,12 @@ from ...layout import NUM_SEGMENTS
 from . import fields as f
 from .compiled import kernel
 from .jobs import set_output
-from .limits import ATTEND_ROWS, CHUNK_BYTES, MAX_QUERIES, MAX_TILE_ROWS, ROWS_AT_ONCE
-from .machine import atomic_store, field, load_f32, set_field
+from .limits import ATTEND_ROWS, CHUNK_BYTES, MAX_QUERIES, MAX_TILE_ROWS, ROWS_AT_ONCE, TILE_BLOCK_BYTES
+from .machine import atomic_store, copy_row, field, load_f32, set_field
 from .pool import help_out, run_job, start_pool, wake_helpers
 from .product import tile_rows
 from .rope import rotate_and_store
-from .rows import copy_row, norm_row
+from .rows import norm_row
 
 # typed constants for arguments: numba would compile a callee once for each literal
 _NONE, _WHOLE, _SEGMENTED = np.int64(0), np.int64(1), np.int64(NUM_SEGMENTS)
@@ -58,7 +58,7 @@ def _prepare(work, source, stride, rows, width, norm):
     padded = 0
     while padded < rows:
         padded += tile_rows(rows - padded)
-    row_bytes = blocks * 132
+    row_bytes = blocks * TILE_BLOCK_BYTES
     set_output(job, _PREPARE, padded, field(work, f.WORK_TILES), row_bytes, row_bytes, _TILE_ROWS, row_bytes)
     set_field(job, f.PREPARE_SOURCE, source)
     set_field(job, f.PREPARE_STRIDE, stride)

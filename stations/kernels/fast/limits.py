@@ -7,15 +7,16 @@ ROWS_AT_ONCE = 120  # rows of one chunk of a product; a multiple of every tile s
 CHUNK_BYTES = 1 << 16  # output of one chunk of a product
 MAX_QUERIES = 16  # queries (rows × heads of one KV head) that share a pass of attention
 ATTEND_ROWS = 16  # rows of one chunk of attention, about
+ROW_BLOCK = 64  # stored rows handled for every query before the next ones are loaded: they stay in L1
+TILE_BLOCK_BYTES = 132  # of a row's block in a tile: 32 values and their sum
 _LANES = 16
 _VECTOR_BYTES = 64
 _MAX_SEGMENTS = 4
-_ROW_BLOCK = 64  # rows of V weighed together
 
 
 def attention_scratch_bytes(keys: int, padded_dim: int) -> int:
     """Scratch of one thread for rows that see up to `keys` stored rows."""
     tiles = -(-keys // _LANES) + 2 * _MAX_SEGMENTS
     weights = MAX_QUERIES * (tiles + 1) * _VECTOR_BYTES
-    prepared = _ROW_BLOCK * max(MAX_QUERIES, padded_dim // _LANES + 1) * 4  # weights or scales of rows at hand
+    prepared = ROW_BLOCK * max(MAX_QUERIES, padded_dim // _LANES + 1) * 4  # weights or scales of rows at hand
     return weights + MAX_QUERIES * 3 * padded_dim * 4 + prepared + 20 * _VECTOR_BYTES

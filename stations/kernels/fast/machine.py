@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 
 from .compiled import intrinsic
-from .vector import F32, I32, I64, POINTER, Emitter, const_i64
+from .vector import F32, I32, I64, LANES, POINTER, V32, ZERO, Emitter, const_i64
 
 I = types.int64  # noqa: E741 - the one type of the signatures below
 
@@ -78,12 +78,25 @@ def copy_bytes(typing, target, source, size):
 
 
 @intrinsic
-def clear_bytes(typing, target, size):
+def copy_row(typing, target, source, width, padded):
+    """`width` f32 to a row of `padded` (a multiple of 16), zeros behind. `source` is read up to `width` only."""
+
     def codegen(context, builder, signature, args):
-        cgutils.memset(builder, _pointer(builder, args[0]), args[1], 0)
+        target, source, width, padded = args
+        e = Emitter(builder)
+        full = builder.lshr(width, const_i64(4))
+        with cgutils.for_range(builder, full, intp=I64) as vector:
+            at = builder.mul(vector.index, const_i64(LANES * 4))
+            e.store(e.load(source, at, V32), target, at, align=4)
+        with cgutils.for_range_slice(builder, full, builder.lshr(padded, const_i64(4)), const_i64(1), I64) as (at, _):
+            e.store(ZERO, target, builder.mul(at, const_i64(LANES * 4)), align=4)
+        done = builder.shl(full, const_i64(4))
+        with cgutils.for_range_slice(builder, done, width, const_i64(1), I64) as (at, _):
+            offset = builder.shl(at, const_i64(2))
+            e.store(e.load(source, offset, F32), target, offset, align=4)
         return context.get_dummy_value()
 
-    return types.void(I, I), codegen
+    return types.void(I, I, I, I), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -98,13 +111,18 @@ def stack_bytes(typing, size):
     return I(size), codegen
 
 
+def _call_unit(builder: ir.IRBuilder, args: list[ir.Value]) -> None:
+    """Call a unit's entry (`compiler.py`) by its address, the first of `args`; its status is always 0."""
+    kind = ir.FunctionType(I32, [I64] * (len(args) - 1))
+    builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+
+
 @intrinsic
 def call_product(typing, address, weights, num_blocks, lo, hi, x, rows, y, y_stride, segments, first, end):
     """Call a product kernel (`product.py`) by its address."""
 
     def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(I32, [I64] * 11)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        _call_unit(builder, args)
         return context.get_dummy_value()
 
     return types.void(*[I] * 12), codegen
@@ -112,11 +130,10 @@ def call_product(typing, address, weights, num_blocks, lo, hi, x, rows, y, y_str
 
 @intrinsic
 def call_attend(typing, address, kv_table, kv_head, heads, q, q_stride, out, out_stride, rows, seen, scale, scratch):
-    """Call the attention kernel (`attend_unit.py`); `scale` is the address of an f32 by its address."""
+    """Call the attention kernel (`attend_unit.py`) by its address; `scale` is the address of an f32."""
 
     def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(I32, [I64] * 11)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        _call_unit(builder, args)
         return context.get_dummy_value()
 
     return types.void(*[I] * 12), codegen

@@ -32,7 +32,6 @@ class ModelRecords:
 
     def __init__(self, weights: Weights, roles: GivenRoles) -> None:
         self._keep: list[npt.NDArray[np.generic]] = []
-        self._norms: dict[tuple[int, int], F32] = {}
         self._lists: list[tuple[int, int, list[PackedMatrix]]] = []  # layer, field, matrices
         self.kinds: set[str] = set()
         num_layers = weights.card.num_layers

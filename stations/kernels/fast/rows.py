@@ -13,7 +13,7 @@ from numba.core import cgutils
 from ...layout import BLOCK_COLS, GROUP_ROWS, weight_format
 from .codes import BlockReader, Scale, block_addresses
 from .compiled import intrinsic, kernel
-from .machine import I, copy_bytes, load_f32, store_f32
+from .machine import I, copy_bytes, copy_row, load_f32, store_f32
 from .vector import F32, I32, I64, LANES, V32, VI32, ZERO, Emitter, const_f32, const_i64
 
 _VECTOR_BYTES = LANES * 4
@@ -34,28 +34,6 @@ def _vectors(e: Emitter, width: ir.Value) -> ir.Value:
 
 def _each_vector(e: Emitter, width: ir.Value) -> ir.Value:
     return cgutils.for_range(e.b, _vectors(e, width), intp=I64)
-
-
-@intrinsic
-def copy_row(typing, target, source, width, padded):
-    """`width` values to a row of `padded` (a multiple of 16), zeros behind. `source` is read up to `width` only."""
-
-    def codegen(context, builder, signature, args):
-        target, source, width, padded = args
-        e = Emitter(builder)
-        full = builder.lshr(width, const_i64(4))
-        with cgutils.for_range(builder, full, intp=I64) as vector:
-            at = builder.mul(vector.index, const_i64(_VECTOR_BYTES))
-            e.store(e.load(source, at, V32), target, at, align=4)
-        with cgutils.for_range_slice(builder, full, builder.lshr(padded, const_i64(4)), const_i64(1), I64) as (at, _):
-            e.store(ZERO, target, builder.mul(at, const_i64(_VECTOR_BYTES)), align=4)
-        done = builder.shl(full, const_i64(4))
-        with cgutils.for_range_slice(builder, done, width, const_i64(1), I64) as (at, _):
-            offset = builder.shl(at, const_i64(2))
-            e.store(e.load(source, offset, F32), target, offset, align=4)
-        return context.get_dummy_value()
-
-    return types.void(I, I, I, I), codegen
 
 
 @intrinsic
@@ -146,11 +124,6 @@ def place_row(tile, size, index, row, num_blocks):
         target = tile + index * 4
         for k in range(values):
             store_f32(target + k * size * 4, load_f32(row + k * 4))
-
-
-def row_bytes(num_blocks: int) -> int:
-    """Bytes that one row takes in tiles."""
-    return num_blocks * (BLOCK_COLS + 1) * 4
 
 
 @kernel

@@ -21,15 +21,16 @@ _COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 4.0, "product": 0.9, "lookup": 0.1}  # a
 STRAIGHT_FAMILIES = ("product", "lookup")  # long vector code without branches
 
 _PACKAGE = Path(__file__).parent
-_LAYOUT, _KV_TABLE = "../../layout/*.py", "../../kv/table.py"
+_KV_TABLE = "../../kv/table.py"
+_LAYOUT = ("../../layout/formats.py", "../../layout/matrix.py")
 _COMMON = ("compiler.py", "compiled.py", "target.py", "vector.py", "machine.py", "limits.py", "units.py")
 # what a unit is made from: a change there, and only there, makes it another unit in the compile cache
 SOURCES = {
     LAYERS: (*_COMMON, "fields.py", "codes.py", "product.py", "rows.py", "rope.py", "kv_codes.py", "jobs.py", "pool.py",
-             "layers.py", _KV_TABLE, _LAYOUT),
+             "layers.py", _KV_TABLE, *_LAYOUT),
     ATTEND: (*_COMMON, "attend_unit.py", "attention*.py", _KV_TABLE),
-    "product": (*_COMMON, "codes.py", "product.py", _LAYOUT),
-    "lookup": (*_COMMON, "codes.py", "rows.py", _LAYOUT),
+    "product": (*_COMMON, "codes.py", "product.py", *_LAYOUT),
+    "lookup": (*_COMMON, "codes.py", "rows.py", *_LAYOUT),
 }  # fmt: skip
 
 

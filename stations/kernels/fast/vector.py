@@ -17,7 +17,7 @@ from numba.core import cgutils, config
 from .target import Target, current_target
 
 LANES = 16
-I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 F32, F16 = ir.FloatType(), ir.HalfType()
 V32 = ir.VectorType(F32, LANES)
 V16 = ir.VectorType(F16, LANES)

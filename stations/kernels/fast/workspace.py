@@ -12,10 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ...kv.memory import padded
-from ...layout import padded_cols
+from ...layout import BLOCK_COLS, padded_cols
 from ...models.card import ModelCard
 from . import fields as f
-from .limits import ATTEND_ROWS, CHUNK_BYTES, MAX_QUERIES, MAX_TILE_ROWS, attention_scratch_bytes
+from .limits import (
+    ATTEND_ROWS,
+    CHUNK_BYTES,
+    MAX_QUERIES,
+    MAX_TILE_ROWS,
+    TILE_BLOCK_BYTES,
+    attention_scratch_bytes,
+)
 
 I64 = npt.NDArray[np.int64]
 
@@ -64,7 +71,7 @@ class Workspace:
         self._keys = _grown(keys, self._keys, _MIN_KEYS)
         card, work, padded_rows = self._card, self.work, self._rows + MAX_TILE_ROWS
         widths = [padded_cols(n) for n in (card.hidden_size, card.num_heads * card.head_dim, card.ffn_size)]
-        tile_row = max(widths) // 32 * 132
+        tile_row = max(widths) // BLOCK_COLS * TILE_BLOCK_BYTES
         group = card.num_heads // card.num_kv_heads
         stage = max(CHUNK_BYTES, MAX_TILE_ROWS * tile_row, max(ATTEND_ROWS, MAX_QUERIES) * group * card.head_dim * 4)
         scratch = max(
@@ -90,10 +97,6 @@ class Workspace:
             slot = f.POOL_SLOTS + helper * f.POOL_LINE
             own = int(work[f.WORK_SCRATCH]) + (1 + helper) * (stage + scratch)
             self.pool[slot + 1], self.pool[slot + 2] = own, own + stage
-
-    @property
-    def bytes(self) -> int:
-        return self._area.nbytes
 
 
 def _grown(needed: int, have: int, least: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...errors import KernelError
 from . import fields as f
 from .workspace import Workspace
 
@@ -54,7 +55,7 @@ class Helpers:
         deadline = time.monotonic() + _SETTLE_DEADLINE_S
         while not self.is_settled:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"a kernel helper thread has not returned within {_SETTLE_DEADLINE_S:g} s")
+                raise KernelError(f"a kernel helper thread has not returned within {_SETTLE_DEADLINE_S:g} s")
             time.sleep(_POLL_S)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .memory import LANES, aligned_zeros, padded
-from .streams import F32, I64, add_weighted, blocks_of, moved, next_capacity, tile_dots
+from .streams import F32, I64, StoredRows, add_weighted, blocks_of, moved, next_capacity, tile_dots
 from .table import Form, Segment
 
 U8 = npt.NDArray[np.uint8]
@@ -47,13 +47,14 @@ def _halves(packed: npt.NDArray[np.generic]) -> tuple[F32, F32]:
     return (byte & TOP).astype(np.float32), (byte >> 4).astype(np.float32)
 
 
-class Keys4:
-    """K in 4 bits: whole groups of 32 rows, which are two tiles of 16. Nibble n of word w of a tile is dim 8w + n."""
+class Keys4(StoredRows):
+    """K in 4 bits. Whole groups of 32 rows, two tiles of 16, come, stay and go. Nibble n of word w of a tile is dim
+    8w + n."""
 
-    __slots__ = ("head_dim", "minima", "rows", "scales", "slots", "words")
+    __slots__ = ("minima", "scales", "words")
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
-        self.slots, self.head_dim, self.rows = slots, head_dim, 0
+        super().__init__(slots, head_dim)
         rows, dim = next_capacity(capacity, 0), padded(head_dim)
         self.words = aligned_zeros((slots, rows // LANES, dim // WORD_CODES, LANES), np.uint32)
         self.scales = aligned_zeros((slots, rows // GROUP, dim), np.float16)
@@ -63,15 +64,11 @@ class Keys4:
     def capacity(self) -> int:
         return int(self.words.shape[1] * LANES)
 
-    def reserve(self, rows: int) -> bool:
-        capacity = self.capacity
-        if rows <= capacity:
-            return False
-        grown, groups = next_capacity(rows, capacity), self.rows // GROUP
-        self.words = moved(self.words, (self.slots, grown // LANES, *self.words.shape[2:]), 2 * groups)
-        self.scales = moved(self.scales, (self.slots, grown // GROUP, self.scales.shape[2]), groups)
-        self.minima = moved(self.minima, (self.slots, grown // GROUP, self.minima.shape[2]), groups)
-        return True
+    def _grow(self, rows: int) -> None:
+        groups = self.rows // GROUP
+        self.words = moved(self.words, (self.slots, rows // LANES, *self.words.shape[2:]), 2 * groups)
+        self.scales = moved(self.scales, (self.slots, rows // GROUP, self.scales.shape[2]), groups)
+        self.minima = moved(self.minima, (self.slots, rows // GROUP, self.minima.shape[2]), groups)
 
     def append(self, rows: F32) -> None:
         """A multiple of 32 rows."""
@@ -86,10 +83,6 @@ class Keys4:
         self.scales[:, groups, : self.head_dim] = scales.swapaxes(0, 1)
         self.minima[:, groups, : self.head_dim] = minima.swapaxes(0, 1)
         self.rows += len(rows)
-
-    def truncate(self, rows: int) -> None:
-        """To a multiple of 32 rows."""
-        self.rows = rows
 
     def gather(self, kept: I64) -> None:
         """Whole groups only."""
@@ -134,13 +127,13 @@ class Keys4:
         return out
 
 
-class Values4:
+class Values4(StoredRows):
     """V in 4 bits. Byte j of a group holds channels j (low nibble) and 16 + j (high)."""
 
-    __slots__ = ("head_dim", "minima", "nibbles", "rows", "scales", "slots")
+    __slots__ = ("minima", "nibbles", "scales")
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
-        self.slots, self.head_dim, self.rows = slots, head_dim, 0
+        super().__init__(slots, head_dim)
         rows, groups = next_capacity(capacity, 0), -(-head_dim // GROUP)
         self.nibbles = aligned_zeros((slots, rows, groups, LANES), np.uint8)
         self.scales = aligned_zeros((slots, rows, groups), np.float16)
@@ -150,15 +143,10 @@ class Values4:
     def capacity(self) -> int:
         return int(self.nibbles.shape[1])
 
-    def reserve(self, rows: int) -> bool:
-        capacity = self.capacity
-        if rows <= capacity:
-            return False
-        grown = next_capacity(rows, capacity)
-        self.nibbles = moved(self.nibbles, (self.slots, grown, *self.nibbles.shape[2:]), self.rows)
-        self.scales = moved(self.scales, (self.slots, grown, self.scales.shape[2]), self.rows)
-        self.minima = moved(self.minima, (self.slots, grown, self.minima.shape[2]), self.rows)
-        return True
+    def _grow(self, rows: int) -> None:
+        self.nibbles = moved(self.nibbles, (self.slots, rows, *self.nibbles.shape[2:]), self.rows)
+        self.scales = moved(self.scales, (self.slots, rows, self.scales.shape[2]), self.rows)
+        self.minima = moved(self.minima, (self.slots, rows, self.minima.shape[2]), self.rows)
 
     def append(self, rows: F32) -> None:
         self.reserve(self.rows + len(rows))
@@ -171,9 +159,6 @@ class Values4:
         self.nibbles[:, at] = (codes[..., :LANES] | codes[..., LANES:] << 4).swapaxes(0, 1)
         self.scales[:, at], self.minima[:, at] = scales.swapaxes(0, 1), minima.swapaxes(0, 1)
         self.rows += len(rows)
-
-    def truncate(self, rows: int) -> None:
-        self.rows = rows
 
     def gather(self, kept: I64) -> None:
         for array in (self.nibbles, self.scales, self.minima):

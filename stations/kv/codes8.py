@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .memory import LANES, aligned_zeros, padded
-from .streams import F32, I64, add_weighted, blocks_of, moved, next_capacity, tile_dots
+from .streams import F32, I64, StoredRows, add_weighted, blocks_of, moved, next_capacity, tile_dots
 from .table import Form, Segment
 
 I8 = npt.NDArray[np.int8]
@@ -49,39 +49,20 @@ def frozen_columns(rows: F32) -> F32:
     return cast(F32, np.maximum(np.sqrt(squares / np.float32(len(rows))), LEAST_COLUMN))
 
 
-class Keys8:
-    """K in 8 bits."""
+class Coded8(StoredRows):
+    """What K and V in 8 bits share: columns."""
 
-    __slots__ = ("columns", "head_dim", "rows", "scales", "slots", "tiles")
+    __slots__ = ("columns",)
 
-    def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
-        self.slots, self.head_dim, self.rows = slots, head_dim, 0
+    def __init__(self, slots: int, head_dim: int) -> None:
+        super().__init__(slots, head_dim)
         self.columns: F32 | None = None  # [slots, padded_dim], padded dims 1
-        tiles = next_capacity(capacity, 0) // LANES
-        self.tiles = aligned_zeros((slots, tiles, padded(head_dim), LANES), np.int8)
-        self.scales = aligned_zeros((slots, tiles, -(-head_dim // KEY_GROUP), LANES), np.float32)
-
-    @property
-    def capacity(self) -> int:
-        return int(self.tiles.shape[1] * LANES)
-
-    def reserve(self, rows: int) -> bool:
-        capacity = self.capacity
-        if rows <= capacity:
-            return False
-        tiles, used = next_capacity(rows, capacity) // LANES, -(-self.rows // LANES)
-        self.tiles = moved(self.tiles, (self.slots, tiles, *self.tiles.shape[2:]), used)
-        self.scales = moved(self.scales, (self.slots, tiles, *self.scales.shape[2:]), used)
-        return True
 
     def append(self, rows: F32) -> None:
-        self.reserve(self.rows + len(rows))
-        columns = None if self.columns is None else self.columns[:, : self.head_dim]
-        codes, scales = encode8(rows, columns, KEY_GROUP)
-        at = np.arange(self.rows, self.rows + len(rows))
-        self.tiles[:, at // LANES, : self.head_dim, at % LANES] = codes
-        self.scales[:, at // LANES, :, at % LANES] = scales
-        self.rows += len(rows)
+        raise NotImplementedError
+
+    def read(self, slot: int, first: int, upto: int) -> F32:
+        raise NotImplementedError
 
     def freeze(self) -> None:
         """Code every row again, against the rows' own root mean squares."""
@@ -95,8 +76,35 @@ class Keys8:
         self.columns = np.ones((self.slots, padded(self.head_dim)), np.float32)
         self.columns[:, : self.head_dim] = columns
 
-    def truncate(self, rows: int) -> None:
-        self.rows = rows
+
+class Keys8(Coded8):
+    """K in 8 bits."""
+
+    __slots__ = ("scales", "tiles")
+
+    def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
+        super().__init__(slots, head_dim)
+        tiles = next_capacity(capacity, 0) // LANES
+        self.tiles = aligned_zeros((slots, tiles, padded(head_dim), LANES), np.int8)
+        self.scales = aligned_zeros((slots, tiles, -(-head_dim // KEY_GROUP), LANES), np.float32)
+
+    @property
+    def capacity(self) -> int:
+        return int(self.tiles.shape[1] * LANES)
+
+    def _grow(self, rows: int) -> None:
+        tiles, used = rows // LANES, -(-self.rows // LANES)
+        self.tiles = moved(self.tiles, (self.slots, tiles, *self.tiles.shape[2:]), used)
+        self.scales = moved(self.scales, (self.slots, tiles, *self.scales.shape[2:]), used)
+
+    def append(self, rows: F32) -> None:
+        self.reserve(self.rows + len(rows))
+        columns = None if self.columns is None else self.columns[:, : self.head_dim]
+        codes, scales = encode8(rows, columns, KEY_GROUP)
+        at = np.arange(self.rows, self.rows + len(rows))
+        self.tiles[:, at // LANES, : self.head_dim, at % LANES] = codes
+        self.scales[:, at // LANES, :, at % LANES] = scales
+        self.rows += len(rows)
 
     def gather(self, kept: I64) -> None:
         to = np.arange(len(kept))
@@ -136,14 +144,13 @@ class Keys8:
         return out
 
 
-class Values8:
+class Values8(Coded8):
     """V in 8 bits."""
 
-    __slots__ = ("array", "columns", "head_dim", "rows", "scales", "slots")
+    __slots__ = ("array", "scales")
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
-        self.slots, self.head_dim, self.rows = slots, head_dim, 0
-        self.columns: F32 | None = None  # [slots, padded_dim], padded dims 1
+        super().__init__(slots, head_dim)
         rows = next_capacity(capacity, 0)
         self.array = aligned_zeros((slots, rows, padded(head_dim)), np.int8)
         self.scales = aligned_zeros((slots, rows), np.float32)
@@ -152,14 +159,9 @@ class Values8:
     def capacity(self) -> int:
         return int(self.array.shape[1])
 
-    def reserve(self, rows: int) -> bool:
-        capacity = self.capacity
-        if rows <= capacity:
-            return False
-        grown = next_capacity(rows, capacity)
-        self.array = moved(self.array, (self.slots, grown, self.array.shape[2]), self.rows)
-        self.scales = moved(self.scales, (self.slots, grown), self.rows)
-        return True
+    def _grow(self, rows: int) -> None:
+        self.array = moved(self.array, (self.slots, rows, self.array.shape[2]), self.rows)
+        self.scales = moved(self.scales, (self.slots, rows), self.rows)
 
     def append(self, rows: F32) -> None:
         self.reserve(self.rows + len(rows))
@@ -169,21 +171,6 @@ class Values8:
         self.array[:, at, : self.head_dim] = codes.swapaxes(0, 1)
         self.scales[:, at] = scales[..., 0].T
         self.rows += len(rows)
-
-    def freeze(self) -> None:
-        """Code every row again, against the rows' own root mean squares."""
-        rows = np.stack([self.read(slot, 0, self.rows) for slot in range(self.slots)], axis=1)
-        self.set_columns(frozen_columns(rows))
-        self.rows = 0
-        self.append(rows)
-
-    def set_columns(self, columns: F32) -> None:
-        """[slots, head_dim]: what rows appended from now on are coded against."""
-        self.columns = np.ones((self.slots, padded(self.head_dim)), np.float32)
-        self.columns[:, : self.head_dim] = columns
-
-    def truncate(self, rows: int) -> None:
-        self.rows = rows
 
     def gather(self, kept: I64) -> None:
         self.array[:, : len(kept)] = self.array[:, kept]

@@ -19,7 +19,6 @@ from .streams import F32
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 DEFAULT_WINDOW = 128
-DEFAULT_SINKS = 4
 MAX_COLUMNS = 160  # sinks and window together: what one softmax of the operator may span
 UNDO_ROWS = 64  # a rollback beyond them is refused
 

@@ -110,13 +110,41 @@ def blocks_of(first: int, upto: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-class ExactKeys:
+class StoredRows:
+    """What every stream is: a count of rows in arrays that grow. Streams say how many rows fit and how to move."""
+
+    __slots__ = ("head_dim", "rows", "slots")
+
+    def __init__(self, slots: int, head_dim: int) -> None:
+        self.slots, self.head_dim, self.rows = slots, head_dim, 0
+
+    @property
+    def capacity(self) -> int:
+        raise NotImplementedError
+
+    def _grow(self, rows: int) -> None:
+        """Move into arrays for `rows` rows, a multiple of 32."""
+        raise NotImplementedError
+
+    def reserve(self, rows: int) -> bool:
+        capacity = self.capacity
+        if rows <= capacity:
+            return False
+        self._grow(next_capacity(rows, capacity))
+        return True
+
+    def truncate(self, rows: int) -> None:
+        self.rows = rows
+
+
+class ExactKeys(StoredRows):
     """K rows in f32 or f16."""
 
-    __slots__ = ("_form", "dtype", "head_dim", "rows", "slots", "tiles")
+    __slots__ = ("_form", "dtype", "tiles")
 
     def __init__(self, slots: int, head_dim: int, dtype: RowType, capacity: int = 0) -> None:
-        self.slots, self.head_dim, self.dtype, self.rows = slots, head_dim, dtype, 0
+        super().__init__(slots, head_dim)
+        self.dtype = dtype
         self._form = Form.F32 if dtype is np.float32 else Form.F16
         shape = (slots, next_capacity(capacity, 0) // LANES, padded(head_dim), LANES)
         self.tiles = aligned_zeros(shape, dtype)
@@ -125,13 +153,9 @@ class ExactKeys:
     def capacity(self) -> int:
         return int(self.tiles.shape[1] * LANES)
 
-    def reserve(self, rows: int) -> bool:
-        capacity = self.capacity
-        if rows <= capacity:
-            return False
-        shape = (self.slots, next_capacity(rows, capacity) // LANES, padded(self.head_dim), LANES)
+    def _grow(self, rows: int) -> None:
+        shape = (self.slots, rows // LANES, padded(self.head_dim), LANES)
         self.tiles = moved(self.tiles, shape, -(-self.rows // LANES))
-        return True
 
     def append(self, rows: F32) -> None:
         self.reserve(self.rows + len(rows))
@@ -139,9 +163,6 @@ class ExactKeys:
         with np.errstate(over="ignore"):
             self.tiles[:, at // LANES, : self.head_dim, at % LANES] = rows
         self.rows += len(rows)
-
-    def truncate(self, rows: int) -> None:
-        self.rows = rows
 
     def gather(self, kept: I64) -> None:
         to = np.arange(len(kept))
@@ -168,13 +189,14 @@ class ExactKeys:
         return out
 
 
-class ExactValues:
+class ExactValues(StoredRows):
     """V rows in f32 or f16."""
 
-    __slots__ = ("_form", "array", "dtype", "head_dim", "rows", "slots")
+    __slots__ = ("_form", "array", "dtype")
 
     def __init__(self, slots: int, head_dim: int, dtype: RowType, capacity: int = 0) -> None:
-        self.slots, self.head_dim, self.dtype, self.rows = slots, head_dim, dtype, 0
+        super().__init__(slots, head_dim)
+        self.dtype = dtype
         self._form = Form.F32 if dtype is np.float32 else Form.F16
         self.array = aligned_zeros((slots, next_capacity(capacity, 0), padded(head_dim)), dtype)
 
@@ -182,22 +204,14 @@ class ExactValues:
     def capacity(self) -> int:
         return int(self.array.shape[1])
 
-    def reserve(self, rows: int) -> bool:
-        capacity = self.capacity
-        if rows <= capacity:
-            return False
-        shape = (self.slots, next_capacity(rows, capacity), padded(self.head_dim))
-        self.array = moved(self.array, shape, self.rows)
-        return True
+    def _grow(self, rows: int) -> None:
+        self.array = moved(self.array, (self.slots, rows, padded(self.head_dim)), self.rows)
 
     def append(self, rows: F32) -> None:
         self.reserve(self.rows + len(rows))
         with np.errstate(over="ignore"):
             self.array[:, self.rows : self.rows + len(rows), : self.head_dim] = rows.swapaxes(0, 1)
         self.rows += len(rows)
-
-    def truncate(self, rows: int) -> None:
-        self.rows = rows
 
     def gather(self, kept: I64) -> None:
         self.array[:, : len(kept)] = self.array[:, kept]

@@ -192,7 +192,9 @@ def check_kv_options(options: KvOptions) -> None:
     _check_eviction(options)
     _check_overlay(options)
     if options.window and not MIN_WINDOW <= options.window <= MAX_STREAM_POSITIONS:
-        raise UnsupportedError(f"cache option window={options.window}: at least {MIN_WINDOW} rows")
+        raise UnsupportedError(
+            f"cache option window={options.window}: at least {MIN_WINDOW} rows, at most {MAX_STREAM_POSITIONS:,}"
+        )
     if options.window and options.max_rows:
         raise UnsupportedError(
             f"cache options window={options.window} and max_rows={options.max_rows} contradict each other: a window"
@@ -211,7 +213,7 @@ def _check_overlay(options: KvOptions) -> None:
     if not MIN_LANDMARKS <= o1.m <= MAX_LANDMARKS or not 1 <= o1.w <= MAX_STREAM_POSITIONS or not 0 <= o1.sink <= o1.w:
         raise UnsupportedError(
             f"cache option o1 with m={o1.m}, w={o1.w}, sink={o1.sink}: m is {MIN_LANDMARKS} to {MAX_LANDMARKS},"
-            " w at least 1, sink 0 to w"
+            f" w 1 to {MAX_STREAM_POSITIONS:,}, sink 0 to w"
         )
     if not 0 <= o1.at <= MAX_STREAM_POSITIONS:
         raise UnsupportedError(f"cache option o1 with at={o1.at}: 0 to {MAX_STREAM_POSITIONS}")
@@ -225,7 +227,9 @@ def _check_eviction(options: KvOptions) -> None:
                 raise UnsupportedError(f"cache option {name}={value} without max_rows: nothing leaves")
         return
     if not MIN_MAX_ROWS <= limit <= MAX_STREAM_POSITIONS:
-        raise UnsupportedError(f"cache option max_rows={limit}: at least {MIN_MAX_ROWS}")
+        raise UnsupportedError(
+            f"cache option max_rows={limit}: at least {MIN_MAX_ROWS} rows, at most {MAX_STREAM_POSITIONS:,}"
+        )
     if options.eviction not in EVICTIONS:
         raise UnsupportedError(f"cache option evict={options.evict!r}: supported are {', '.join(EVICTIONS)}")
     if not 0 <= options.sink_rows <= limit // 4:

@@ -254,7 +254,11 @@ async def run_verb(verb: str, *arguments: str) -> dict[str, Any]:
             raise HostError(f"python -m stations {verb} has not ended within {VERB_TIMEOUT_S:g} s") from None
         raise
     for line in reversed(out.splitlines()):
-        event: dict[str, Any] = msgspec.json.decode(line)
+        event: dict[str, Any]
+        try:
+            event = msgspec.json.decode(line, type=dict)
+        except msgspec.DecodeError:  # a library that prints
+            continue
         if event.get("event") == "result":
             return event
         if event.get("event") == "error":

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..fleet.launcher import usable_cores
+
 
 def spread(values: Sequence[float], digits: int = 2) -> dict[str, float]:
     """Median, 10 % and 90 % quantiles (nearest rank) of at least one value, and how many there were."""
@@ -23,7 +25,7 @@ def machine() -> dict[str, Any]:
     """Where a measurement was taken: processor, usable cores, load of the last minute, versions."""
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",

@@ -82,6 +82,8 @@ TABLE: tuple[Effect, ...] = (
     Effect("logits_hash", ANY, "exact", "exact", "reported, never fed back"),
 )
 
+_WITH_ARGUMENT = {("plan", "ffslice"), ("speculate", "model")}  # values that are followed by `:` and something
+
 _BY_OPTION: dict[str, tuple[Effect, ...]] = {}
 for _effect in TABLE:
     _BY_OPTION[_effect.option] = (*_BY_OPTION.get(_effect.option, ()), _effect)
@@ -97,9 +99,9 @@ def effect_of(option: str, value: object) -> Effect:
     if rows is None:
         raise InvalidRequestError(f"option {option!r} is unknown; options are {', '.join(_BY_OPTION)}")
     text = _value_text(value)
-    keyword = text.partition(":")[0]  # model:NAME
     for row in rows:
-        if row.value in (ANY, text, keyword):
+        is_meant = (name, row.value) in _WITH_ARGUMENT and text.startswith(f"{row.value}:")
+        if is_meant or row.value in (ANY, text):
             if not row.is_built:
                 built = ", ".join(r.value for r in rows if r.is_built)
                 raise UnsupportedOptionError(f"{name} {text}: not supported yet; supported is {built}")

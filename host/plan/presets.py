@@ -20,21 +20,16 @@ _LATER_SUFFIXES = ("spares", "wardens")
 
 
 class Suffixes(msgspec.Struct, frozen=True):
-    """What follows a preset's name: shards of the ends, spare and warden stations."""
+    """What follows a preset's name: shards of the ends."""
 
     embed_shards: int = 1
     head_shards: int = 1
-    spares: int = 0
-    wardens: int = 0
 
 
 def expand_preset(text: str, num_layers: int) -> Plan:
     """The plan a preset names. PlanError for an unknown one, UnsupportedError for one that is not built yet."""
     base, *suffix_texts = text.strip().split("+")
     suffixes = _parse_suffixes(text, suffix_texts)
-    for kind, count in (("spares", suffixes.spares), ("wardens", suffixes.wardens)):
-        if count:
-            raise UnsupportedError(f"plan {text!r}: {kind} are not supported yet; supported are {PRESETS}, {SUFFIXES}")
     kind, _, argument = base.partition(":")
     if kind == "solo" and not argument:
         return _solo(text, num_layers, suffixes)
@@ -123,10 +118,10 @@ def _ends(suffixes: Suffixes, with_embed: bool = True, with_head: bool = True) -
 def _parse_suffixes(text: str, suffix_texts: list[str]) -> Suffixes:
     values: dict[str, int] = {}
     for suffix in suffix_texts:
-        key, sep, value = suffix.partition("=")
+        key, _, value = suffix.partition("=")
         if key in _LATER_SUFFIXES:
-            new = {key: _count(text, value, key, 4096) if sep else 1}
-        elif key == "shards":
+            raise UnsupportedError(f"plan {text!r}: {key} are not supported yet; supported are {PRESETS}, {SUFFIXES}")
+        if key == "shards":
             shards = _count(text, value, "shards", MAX_SHARDS)
             new = {"embed_shards": shards, "head_shards": shards}
         elif key in ("embed-shards", "head-shards"):

@@ -32,7 +32,8 @@ async def traced_to(
     try:
         yield
     finally:
-        write_chrome_trace(await asyncio.shield(tracing.collect()), target, about())
+        recording = await asyncio.shield(tracing.collect())
+        await asyncio.to_thread(write_chrome_trace, recording, target, about())  # seconds for a full one
 
 
 def _check_writable(path: Path) -> None:

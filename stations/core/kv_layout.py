@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aeonflow.kv_options import Barrier, KvOptions, OverlayOptions, layer_bytes, overlay_bytes
 
 from ..kv.errors import KvFormError
-from ..kv.eviction import Born, EvictionPolicy, Recent
+from ..kv.eviction import policy_named
 from ..kv.layer_cache import LayerKvCache
 from ..models.card import ModelCard
 
@@ -18,8 +18,6 @@ class KvLayout:
     def __init__(self, card: ModelCard, options: KvOptions) -> None:
         self.options = options
         self._card = card
-        policy = Born if options.eviction == "born" else Recent
-        self._policy: EvictionPolicy = policy(options.sink_rows)
 
     def new_cache(self, layer: int, max_positions: int) -> LayerKvCache:
         """An empty cache of `layer` with room for the whole session: rows are never moved.
@@ -45,7 +43,8 @@ class KvLayout:
         options = self.options
         cache.settle(position)
         if options.max_rows and cache.seq_len >= options.max_rows:
-            cache.evict(options.max_rows - options.eviction_step, self._policy)
+            policy = policy_named(options.eviction, options.sink_rows)
+            cache.evict(options.max_rows - options.eviction_step, policy)
         if options.window:
             cache.trim_window_anchored(options.window, 0, 1, position)
         if cache.has_overlay:

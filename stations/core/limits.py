@@ -30,9 +30,9 @@ class StationLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_rows: int = 512  # decode rows that share a call; a prefill chunk may come on top
     max_passed_over: int = 8  # batches that may go before a waiting prefill chunk
 
-    def announced(self, max_calls: int = 1024) -> Limits:
+    def announced(self) -> Limits:
         """The part that a peer must know, as it stands in hello."""
-        return Limits(self.max_message_bytes, max_calls, self.max_sessions, self.max_rows)
+        return Limits(self.max_message_bytes, max_sessions=self.max_sessions, max_rows=self.max_rows)
 
 
 def limits_for(card: ModelCard, kv_budget_bytes: int) -> StationLimits:

@@ -58,9 +58,9 @@ EvictionPolicy = Recent | Born
 
 
 def policy_named(name: str, sink: int = 4) -> EvictionPolicy:
-    """ "recent" or "born"."""
+    """ "recent" or "born", keeping the `sink` first rows."""
     if name == "recent":
-        return Recent()
+        return Recent(sink)
     if name == "born":
         return Born(sink)
     raise KvShapeError(f"eviction policy {name!r} is unknown; known are recent and born")

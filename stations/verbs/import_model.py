@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .events import EventParser, ProgressLines, run_verb
-
-if TYPE_CHECKING:
-    from ..models.folder import ModelFolder
-
-WARM_MODULE = "stations.kernels.warm"
 
 
 def main(argv: list[str]) -> int:
@@ -27,6 +20,7 @@ def main(argv: list[str]) -> int:
 
 
 def _import(source: str, name: str | None, roles: str | None, warm: bool) -> dict[str, Any]:
+    from ..kernels.warm import warm as fill_compile_cache
     from ..models.sources import import_model
     from ..models.store import ModelStore
     from ..models.synthetic_spec import PREFIX
@@ -35,7 +29,7 @@ def _import(source: str, name: str | None, roles: str | None, warm: bool) -> dic
     imported = import_model(source, ModelStore.default(os.environ), name=name, roles=roles, progress=progress)
     folder = imported.folder
     if warm and not imported.already and not source.startswith(PREFIX):  # generated models are not waited for
-        _warm_kernels(folder, progress)
+        fill_compile_cache(folder, progress)  # so that no first token waits for a compiler
     present = [f for f in folder.manifest.files if folder.holds(f)]
     return {
         "name": imported.name,
@@ -48,9 +42,3 @@ def _import(source: str, name: str | None, roles: str | None, warm: bool) -> dic
         "source": folder.card.source,
         "already": imported.already,
     }
-
-
-def _warm_kernels(folder: ModelFolder, progress: ProgressLines) -> None:
-    """Fill the kernels' compile cache for this model, so that no first token waits for a compiler."""
-    if importlib.util.find_spec(WARM_MODULE) is not None:
-        importlib.import_module(WARM_MODULE).warm(folder, progress)

@@ -48,6 +48,9 @@ def test_an_unknown_option_or_value_is_refused() -> None:
         effect_of("beam", 4)
     with pytest.raises(InvalidRequestError, match="kernels 'cuda': allowed is fast, reference"):
         effect_of("kernels", "cuda")
+    for option, value in (("route", "chain:x"), ("kernels", "fast:"), ("pair_x", "off:2")):
+        with pytest.raises(InvalidRequestError, match=f"{option} '{value}': allowed is "):
+            effect_of(option, value)
 
 
 def test_every_row_declares_both_answers() -> None:

@@ -149,4 +149,4 @@ def test_an_eviction_that_drops_nothing_changes_nothing_and_one_to_nothing_is_re
         cache.evict(0, Born())
     with pytest.raises(KvShapeError, match="'oldest' is unknown"):
         policy_named("oldest")
-    assert (policy_named("recent"), policy_named("born", 2)) == (Recent(), Born(2))
+    assert (policy_named("recent", 3), policy_named("born", 2)) == (Recent(3), Born(2))

@@ -15,7 +15,7 @@ from aeonflow.tensors import DType, Port, Tensor, Want, options_byte
 from stations.core.station import Station
 from stations.models.folder import ModelFolder
 
-from .cores import ROUTE, Answer, ask, carriers_of, ids_tensor, make_core, receive, tensor
+from .cores import Answer, ask, carriers_of, ids_tensor, make_core, receive, tensor
 
 H = 64
 ROW = np.ones((1, H), np.float32)
@@ -201,8 +201,3 @@ def test_an_embed_shard_is_chosen_by_the_part_of_the_call(model: ModelFolder) ->
         assert answer.part == part
         assert any(answer.data) == (part == 1), "token 300 of 512 is in the second half"
     assert "embed part 2" in refused(core, bands.EMBED, ids_tensor([1], route=0, options=options_byte(part=2)))
-
-
-def test_the_same_route_sends_on_the_route_of_its_own_session_only(station: Station) -> None:
-    assert ROUTE == 5
-    assert "route 5 is not installed here" in refused(station, bands.ATTN, x(route=ROUTE))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aeonflow import bands
+from aeonflow import Flags, bands
 from aeonflow.errors import BadMessageError, CallError, GapError, ProtocolError
 from aeonflow.messages import Cancel, InstallRoute, Open, Resume, Route, StationAddress, Where
-from aeonflow.tensors import Port
+from aeonflow.tensors import Port, pack_tensors
 from stations.core.outgoing import ToLink, ToStation
 from stations.core.station import Station
 from stations.models.folder import ModelFolder
@@ -127,11 +127,11 @@ def test_a_newer_epoch_drops_jobs_that_wait_and_results_that_are_under_way(attn:
     receive(attn, bands.ATTN, [x(rows, 0, 4)], link=50)
     for first in (4, 5):
         message = x(rows, first)
-        attn.receive(50, bands.ATTN, 1, _fin(), _payload(message), 0.0)
+        attn.receive(50, bands.ATTN, 1, Flags.FIN, b"".join(pack_tensors([message])), 0.0)
     running = attn.next_batch()
     assert running is not None
     attn.compute(running)
-    attn.receive(50, bands.ATTN, 1, _fin(), _payload(x(rows, 2, epoch=2, base=2)), 0.0)
+    attn.receive(50, bands.ATTN, 1, Flags.FIN, b"".join(pack_tensors([x(rows, 2, epoch=2, base=2)])), 0.0)
     assert attn.queued == 1  # the new epoch's row alone
     assert length(attn) == 5, "rows are not cut under a running batch"
     attn.finish(running, 0.001)
@@ -198,18 +198,6 @@ def test_a_draft_may_bring_the_news_of_an_epoch(attn: Station, rows: np.ndarray)
     receive(attn, bands.ATTN, [x(rows, 0, 4)], link=50)
     assert receive(attn, bands.ATTN, [x(rows, 3, kind=1, epoch=2, base=2)], link=50) == []
     assert length(attn) == 2
-
-
-def _fin():
-    from aeonflow import Flags
-
-    return Flags.FIN
-
-
-def _payload(one) -> bytes:
-    from aeonflow.tensors import pack_tensors
-
-    return b"".join(pack_tensors([one]))
 
 
 @pytest.mark.parametrize(("epoch", "base"), [(2, -1), (-3, 0), (1 << 32, 0), (2, 1 << 40), (2, 65)])

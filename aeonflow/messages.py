@@ -235,7 +235,7 @@ class TraceEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `layer`..`hi` are layers of the role that `stream` names; a message has the layer it goes to. `queued_s`: when a
     computed pass began to wait. `batch`: the kernel call, shared by passes of equal number. `place`: the url a message
-    goes to, empty for a host. `flags`: those of a message.
+    goes to, empty for a host. `flags`: those of a message. `kind`: aeonflow.tensors.Kind of the rows.
     """
 
     what: int
@@ -255,6 +255,7 @@ class TraceEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     batch: int = 0
     place: str = ""
     flags: int = 0
+    kind: int = 0
 
 
 class TraceEvents(msgspec.Struct, frozen=True, array_like=True, tag=44):

@@ -68,10 +68,10 @@ class Recorder:
     def _message(
         self, what: int, began_s: float, stream: int, flags: int, prefix: Buffer, payload_bytes: int, place: str
     ) -> None:
-        session, epoch, _, _, first, rows, layer, _, port, options, *_ = PREFIX.unpack_from(prefix)
+        session, epoch, _, _, first, rows, layer, kind, port, options, *_ = PREFIX.unpack_from(prefix)
         self.add(
             TraceEvent(
                 what, began_s, self.clock(), stream, layer, layer, session, epoch, first, rows, port, options >> 3,
-                HEADER_BYTES + payload_bytes, 0.0, 0, place, int(flags),
+                HEADER_BYTES + payload_bytes, 0.0, 0, place, int(flags), kind,
             )
         )  # fmt: skip

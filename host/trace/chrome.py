@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from aeonflow.bands import STREAM_ROLES
 from aeonflow.frames import Flags
 from aeonflow.messages import TraceEvent
-from aeonflow.tensors import Port
+from aeonflow.tensors import Kind, Port
 from aeonflow.trace import What
 
 from .recording import Message, Recording, Track
@@ -192,7 +192,9 @@ def _place(event: TraceEvent) -> str:
 
 def _pass(event: TraceEvent) -> dict[str, Any]:
     # Sessions are 64 bits: as text, since readers of JSON keep 53.
-    return {"session": f"{event.session:x}", "epoch": event.epoch, "first": event.first, "rows": event.rows}
+    about: dict[str, Any] = {"session": f"{event.session:x}", "epoch": event.epoch}
+    about |= {"first": event.first, "rows": event.rows}
+    return about if event.kind == Kind.CANONICAL else about | {"kind": Kind(event.kind).name.lower()}
 
 
 def _us(seconds: float) -> float:

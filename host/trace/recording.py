@@ -74,4 +74,5 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def _identity(event: TraceEvent) -> tuple[int, ...]:
-    return event.session, event.epoch, event.first, event.rows, event.stream, event.layer, event.port, event.part
+    rows = event.session, event.epoch, event.first, event.rows, event.kind
+    return (*rows, event.stream, event.layer, event.port, event.part)

@@ -94,7 +94,7 @@ def record_batch(recorder: Recorder, batch: Batch, began_s: float, ended_s: floa
             TraceEvent(
                 _COMPUTE, began_s, ended_s, stage.stream, stage.layer, stage.hi, head.session, head.epoch, head.first,
                 head.rows, part=stage.part, num_bytes=job.num_bytes, queued_s=job.queued_s or began_s,
-                batch=recorder.num_batches,
+                batch=recorder.num_batches, kind=head.kind,
             )
         )  # fmt: skip
 

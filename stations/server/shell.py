@@ -108,6 +108,8 @@ class Shell:
             "ws_messages_received": sum(s.messages_received for s in stats),
             "bytes_sent": sum(s.bytes_sent for s in stats),
             "bytes_received": sum(s.bytes_received for s in stats),
+            "delayed_messages": sum(s.delayed_messages for s in stats),
+            "delay_obtained_s": sum(s.delay_obtained_s for s in stats),
             "frames_per_message": frames / messages if messages else 0.0,
             "busy_s": self.heartbeat().busy_s,
             "rss_bytes": resident_bytes(),

@@ -89,6 +89,10 @@ class StationAddress(msgspec.Struct, frozen=True, array_like=True):
     url: str
 
 
+PAIR_X_MODES = ("off", "shadow", "bypass", "draft", "live")
+SEEDS = ("h", "x")
+
+
 class Route(msgspec.Struct, frozen=True, array_like=True):
     """How a pass travels: the whole table, from which every station derives its successors (`aeonflow.route`)."""
 
@@ -96,6 +100,9 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     num_layers: int
     stations: tuple[StationAddress, ...]
     carriers: tuple[Carrier, ...]
+    pair_x: str = "off"  # one of PAIR_X_MODES: what residual seeds do on this route
+    seeded: tuple[int, ...] = ()  # layers whose attention takes a seed; 0 has none below it
+    seed: str = "h"  # what a seed is: "h" (past attention, S1) or "x" (the layer's input, S2)
 
 
 class InstallRoute(msgspec.Struct, frozen=True, array_like=True, tag=10):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from . import bands
 from .errors import PlanError
-from .messages import Carrier, Route
+from .messages import PAIR_X_MODES, SEEDS, Carrier, Route
 from .tensors import Port
 
 
@@ -84,6 +84,22 @@ def successors(route: Route, role: str, layer: int) -> list[Hop]:
     if role == "head":
         return []
     raise PlanError(f"role {role!r} has no place in a chain")
+
+
+def check_pair_x(route: Route) -> None:
+    """PlanError unless the route's residual seeds can be: a mode there is, layers there are, attn, gate_up and down."""
+    if route.pair_x not in PAIR_X_MODES:
+        raise PlanError(f"pair_x {route.pair_x!r} of route {route.route}: one of {', '.join(PAIR_X_MODES)} is expected")
+    if route.seed not in SEEDS:
+        raise PlanError(f"seed {route.seed!r} of route {route.route}: one of {', '.join(SEEDS)} is expected")
+    if route.pair_x == "off":
+        return
+    for layer in route.seeded:
+        if not 1 <= layer < route.num_layers:
+            raise PlanError(f"layer {layer} of route {route.route} is to be seeded: 1 to {route.num_layers - 1} can be")
+        for below in (layer - 1, layer):
+            for role in ("attn", "gate_up", "down"):
+                holder(route, role, below)
 
 
 def _into(route: Route, layer: int, port: Port) -> list[Hop]:

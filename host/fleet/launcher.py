@@ -40,6 +40,7 @@ class Fleet:
     """Stations as children. `async with Fleet(specs, options) as fleet:` has them all ready inside the block.
 
     `directory` keeps token and logs (0700, made when missing); without one a temporary directory is used and removed.
+    `wrap(spec)` are words put before a station's command (`ip netns exec …`); they must become the process itself.
     `on_change(station)` is called at every change of a station's state, in the event loop.
     """
 
@@ -57,6 +58,7 @@ class Fleet:
         restart: RestartPolicy | None = _DEFAULT_RESTART,
         concurrency: int = 0,
         python: str = sys.executable,
+        wrap: Callable[[StationSpec], tuple[str, ...]] = lambda spec: (),
         environ: Mapping[str, str] | None = None,
         on_change: Callable[[FleetStation], None] | None = None,
         rng: random.Random | None = None,
@@ -75,6 +77,7 @@ class Fleet:
         self._restart = restart
         self._concurrency = concurrency or STARTS_A_CORE * usable_cores()
         self._python = python
+        self._wrap = wrap
         self._environ = dict(os.environ if environ is None else environ)
         self._on_change = on_change or _ignore
         self._rng = rng or random.Random()
@@ -186,6 +189,7 @@ class Fleet:
             environ=self._environ,
             python=self._python,
             start_timeout_s=self._station_timeout_s,
+            wrap=self._wrap,
         )
         self._stations = tuple(
             FleetStation(spec, context, StationLog(log_path(self.directory, spec.name)), self._note_change)

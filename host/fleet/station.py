@@ -66,6 +66,7 @@ class StationContext(msgspec.Struct, frozen=True, kw_only=True):
     environ: dict[str, str]
     python: str
     start_timeout_s: float
+    wrap: Callable[[StationSpec], tuple[str, ...]]  # what goes before a station's command
 
 
 class PlannedStation:
@@ -122,6 +123,7 @@ class FleetStation(PlannedStation):
         command = station_command(
             self.spec, context.options, token_file=context.token_file, port=self.port, python=context.python
         )
+        command[:0] = context.wrap(self.spec)
         env = station_environment(context.environ, fleet=context.fleet, threads=context.options.threads)
         try:
             process = await ChildProcess.spawn(command, env, self._log)

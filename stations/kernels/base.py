@@ -43,12 +43,31 @@ class Backend(Protocol):
         """x [S, H] → h = x + attn(norm₁ x), n = norm₂ h, both [S, H]. Appends to the spans' caches."""
         ...
 
+    def attn_delta(self, layer: int, x: F32, spans: Sequence[Span]) -> F32:
+        """x [S, H] → a = attn(norm₁ x) [S, H], without the residual. Appends to the spans' caches."""
+        ...
+
+    def add_norm(self, layer: int, x: F32, a: F32) -> tuple[F32, F32]:
+        """x, a [S, H] → h = x + a, n = norm₂ h, with the roles attn or gate_up.
+
+        `attn(l, x, spans)` is `add_norm(l, x, attn_delta(l, x, spans))`, bit for bit.
+        """
+        ...
+
+    def norm2(self, layer: int, x: F32) -> F32:
+        """x [S, H] → norm₂ x [S, H], with the roles attn or gate_up."""
+        ...
+
     def gate_up(self, layer: int, n: F32) -> F32:
         """n [S, H] → u = silu(n W_gate) ⊙ (n W_up) [S, F]."""
         ...
 
     def down(self, layer: int, h: F32, u: F32) -> F32:
         """h [S, H], u [S, F] → h + u W_down [S, H], the product summed in 8 fixed segments by a fixed binary tree."""
+        ...
+
+    def down_delta(self, layer: int, u: F32) -> F32:
+        """u [S, F] → f = u W_down [S, H]: `down(l, h, u)` is `add_rows(h, f)`, bit for bit."""
         ...
 
     def ffn(self, layer: int, n: F32, part: int, parts: int) -> F32:
@@ -65,6 +84,15 @@ class Backend(Protocol):
     def head(self, x: F32, part: int, parts: int) -> F32:
         """x [S, H] → final norm and logits [S, V_part] of the shard's vocabulary range (`vocab_range`)."""
         ...
+
+
+def add_rows(left: F32, right: F32) -> F32:
+    """left + right, both [S, H]: the additions of the residual stream outside compiled code, the same bits.
+
+    Infinity makes no warning: it is found where rows are checked.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.add(left, right, dtype=np.float32)
 
 
 def vocab_range(vocab_size: int, part: int, parts: int) -> tuple[int, int]:

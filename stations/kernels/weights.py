@@ -49,6 +49,11 @@ class GivenRoles:
             given = ", ".join(f"{r}:{n}" for r, n in sorted(self.pairs))
             raise UnsupportedError(f"these kernels were not given {role} of layer {layer}; they have {given}")
 
+    def require_one_of(self, roles: tuple[str, ...], layer: int) -> None:
+        """Raises UnsupportedError where none of `roles` of that layer was given."""
+        if not any((role, layer) in self.pairs for role in roles):
+            self.require(roles[0], layer)
+
     def require_slice(self, layer: int, part: int, parts: int) -> None:
         """Raises UnsupportedError for an ffn slice that was not given."""
         if (layer, part, parts) not in self.slices:

@@ -18,7 +18,7 @@ from ...errors import KernelError
 from ...layout import GROUP_ROWS, PackedMatrix, slice_rows
 from ...models.roles import RoleSpan
 from ...models.store import cache_folder
-from ..base import F32, U32, Span, vocab_range
+from ..base import F32, U32, Span, add_rows, vocab_range
 from ..rotary import RotaryTable
 from ..weights import GivenRoles, Weights
 from . import fields as f
@@ -69,7 +69,7 @@ class FastKernels:
         self._call_address = self._call.ctypes.data
         self._heads: dict[tuple[int, int], tuple[PackedMatrix, I64]] = {}
         self._pinned: list[object] = []
-        self._overlay = OverlayLayers(weights, self.workspace, self._attn_rows)
+        self._overlay = OverlayLayers(weights, self.workspace, self._attn_rows, self._delta_rows)
 
     def embed(self, ids: U32, part: int, parts: int) -> F32:
         """ids [S] → [S, hidden]: rows of shard `part`, +0.0 where the id is another shard's."""
@@ -96,6 +96,36 @@ class FastKernels:
             return self._overlay.attn(layer, self._rows(x, self.card.hidden_size), spans)
         return self._attn_rows(layer, x, spans)
 
+    def attn_delta(self, layer: int, x: F32, spans: Sequence[Span]) -> F32:
+        """x [S, H] → a = attn(norm₁ x) [S, H], without the residual. Appends to the spans' caches."""
+        self._roles.require("attn", layer)
+        if len(x) > MAX_ROWS:
+            return np.concatenate([self.attn_delta(layer, x[a:b], part[0]) for a, b, part in _batches(len(x), [spans])])
+        if any(span.cache.has_overlay for span in spans):
+            return self._overlay.delta(layer, self._rows(x, self.card.hidden_size), spans)
+        return self._delta_rows(layer, x, spans)
+
+    def add_norm(self, layer: int, x: F32, a: F32) -> tuple[F32, F32]:
+        """x, a [S, H] → h = x + a, n = norm₂ h: `attn` is this on `attn_delta`, bit for bit."""
+        h = add_rows(x, a)
+        return h, self.norm2(layer, h)
+
+    def norm2(self, layer: int, x: F32) -> F32:
+        """x [S, H] → norm₂ x [S, H]."""
+        self._roles.require_one_of(("attn", "gate_up"), layer)
+        if len(x) > MAX_ROWS:
+            return _in_batches(lambda a, b: self.norm2(layer, x[a:b]), len(x))
+        source = self._rows(x, self.card.hidden_size)
+        n = self._result(len(x), self.card.hidden_size)
+        self._run(f.OP_NORM, source, n, layers=[layer])
+        return _trimmed(n, self.card.hidden_size)
+
+    def _delta_rows(self, layer: int, x: F32, spans: Sequence[Span]) -> F32:
+        source = self._rows(x, self.card.hidden_size)
+        a = self._result(len(x), self.card.hidden_size)
+        self._with_caches(f.OP_ATTN, [layer], [spans], source, 0, a, None)
+        return _trimmed(a, self.card.hidden_size)
+
     def _attn_rows(self, layer: int, x: F32, spans: Sequence[Span]) -> tuple[F32, F32]:
         source = self._rows(x, self.card.hidden_size)
         h, n = self._result(len(x), self.card.hidden_size), self._result(len(x), self.card.hidden_size)
@@ -121,7 +151,17 @@ class FastKernels:
         if len(base) != len(source):
             raise BadTensorError(f"down of layer {layer}: {len(base)} rows of h, {len(source)} of u")
         out = self._result(len(h), self.card.hidden_size)
-        self._run(f.OP_DOWN, base, out, source, layers=[layer])
+        self._run(f.OP_DOWN, source, out, base, layers=[layer])
+        return _trimmed(out, self.card.hidden_size)
+
+    def down_delta(self, layer: int, u: F32) -> F32:
+        """u [S, F] → f = u W_down [S, H]: `down` is h + this, bit for bit."""
+        self._roles.require("down", layer)
+        if len(u) > MAX_ROWS:
+            return _in_batches(lambda a, b: self.down_delta(layer, u[a:b]), len(u))
+        source = self._rows(u, self.card.ffn_size)
+        out = self._result(len(u), self.card.hidden_size)
+        self._run(f.OP_DOWN, source, out, layers=[layer])
         return _trimmed(out, self.card.hidden_size)
 
     def ffn(self, layer: int, n: F32, part: int, parts: int) -> F32:

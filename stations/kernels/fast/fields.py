@@ -34,7 +34,7 @@ WORK_FIELDS = 32  # WORK_EPS and WORK_SCALE hold f32 bits
     CALL_SPANS, CALL_NUM_SPANS, CALL_PARTS, CALL_NORM, CALL_FIRST_SEGMENT, CALL_END_SEGMENT, CALL_WIDTH,
 ) = range(16)  # fmt: skip
 CALL_FIELDS = 16
-OP_ATTN, OP_GATE_UP, OP_DOWN, OP_FFN, OP_BLOCK, OP_HEAD, OP_HELP, OP_START, OP_QUIT = range(9)
+OP_ATTN, OP_GATE_UP, OP_DOWN, OP_FFN, OP_BLOCK, OP_HEAD, OP_NORM, OP_HELP, OP_START, OP_QUIT = range(10)
 
 # JOB: work cut into chunks. Output: rows of `width` bytes; a chunk is OUTER_ROWS rows × INNER_BYTES of them.
 (

@@ -137,8 +137,8 @@ def _attend(work, spans, num_spans, rows):
 
 
 @kernel
-def _attn(work, layer, rows, spans, num_spans, x, x_stride, h, h_stride):
-    """h = x + attn(norm₁ x)."""
+def _attn(work, layer, rows, spans, num_spans, x, x_stride, h, h_stride, base):
+    """h = base + attn(norm₁ x); `base`, strided like x, is x itself or 0 for attention alone."""
     hidden, qkv = field(work, f.WORK_HIDDEN), field(work, f.WORK_QKV)
     blocks = _prepare(work, x, x_stride, rows, hidden, field(layer, f.LAYER_NORM1))
     parts = field(layer, f.LAYER_QKV)
@@ -148,7 +148,7 @@ def _attn(work, layer, rows, spans, num_spans, x, x_stride, h, h_stride):
     _attend(work, spans, num_spans, rows)
     heads_width = field(work, f.WORK_HEADS) * field(work, f.WORK_HEAD_DIM)
     blocks = _prepare(work, field(work, f.WORK_HEADS_OUT), field(work, f.WORK_HEADS_STRIDE), rows, heads_width, _NONE)
-    _product(work, _PRODUCT, field(layer, f.LAYER_OUTPUT), _WHOLE, blocks, rows, h, h_stride, _WHOLE, x, x_stride)
+    _product(work, _PRODUCT, field(layer, f.LAYER_OUTPUT), _WHOLE, blocks, rows, h, h_stride, _WHOLE, base, x_stride)
 
 
 @kernel
@@ -160,7 +160,7 @@ def _gate_up(work, layer, rows, source, source_stride, norm, u, u_stride):
 
 @kernel
 def _down(work, layer, rows, h, h_stride, u, u_stride, out, out_stride):
-    """out = h + u W_down, the product in 8 segments."""
+    """out = h + u W_down, the product in 8 segments; without h where that is 0."""
     blocks = _prepare(work, u, u_stride, rows, field(work, f.WORK_FFN), _NONE)
     _product(work, _PRODUCT, field(layer, f.LAYER_DOWN), _WHOLE, blocks, rows, out, out_stride, _SEGMENTED, h,
              h_stride)  # fmt: skip
@@ -180,10 +180,26 @@ def _call_attn(work, call):
     x, h, out_stride = field(work, f.WORK_X), field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE)
     _take_in(work, field(call, f.CALL_X), hidden, rows, x, stride)
     spans, num_spans = field(field(call, f.CALL_SPANS), 0), field(call, f.CALL_NUM_SPANS)
-    _attn(work, layer, rows, spans, num_spans, x, stride, h, out_stride)
-    n, eps = field(call, f.CALL_OUT2), load_f32(work + f.WORK_EPS * 8)
+    n = field(call, f.CALL_OUT2)
+    _attn(work, layer, rows, spans, num_spans, x, stride, h, out_stride, x if n != 0 else _NONE)
+    if n != 0:
+        _norm2(work, layer, rows, h, out_stride, n, out_stride)
+
+
+@kernel
+def _norm2(work, layer, rows, x, stride, n, n_stride):
+    """n = norm₂ x, rows padded with zeros."""
+    hidden, eps = field(work, f.WORK_HIDDEN), load_f32(work + f.WORK_EPS * 8)
     for row in range(rows):
-        norm_row(n + row * out_stride, h + row * out_stride, field(layer, f.LAYER_NORM2), hidden, out_stride // 4, eps)
+        norm_row(n + row * n_stride, x + row * stride, field(layer, f.LAYER_NORM2), hidden, n_stride // 4, eps)
+
+
+@kernel
+def _call_norm(work, call):
+    rows, layer = field(call, f.CALL_ROWS), field(field(call, f.CALL_LAYERS), 0)
+    x, stride = field(work, f.WORK_X), field(work, f.WORK_X_STRIDE)
+    _take_in(work, field(call, f.CALL_X), field(work, f.WORK_HIDDEN), rows, x, stride)
+    _norm2(work, layer, rows, x, stride, field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE))
 
 
 @kernel
@@ -196,10 +212,13 @@ def _call_gate_up(work, call):
 
 @kernel
 def _call_down(work, call):
+    """CALL_X is u and CALL_X2 h; 0: the product alone."""
     rows, stride, u_stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE), field(work, f.WORK_U_STRIDE)
-    layer, h, u = field(field(call, f.CALL_LAYERS), 0), field(work, f.WORK_X), field(work, f.WORK_U)
-    _take_in(work, field(call, f.CALL_X), field(work, f.WORK_HIDDEN), rows, h, stride)
-    _take_in(work, field(call, f.CALL_X2), field(work, f.WORK_FFN), rows, u, u_stride)
+    layer, h, u = field(field(call, f.CALL_LAYERS), 0), _NONE, field(work, f.WORK_U)
+    _take_in(work, field(call, f.CALL_X), field(work, f.WORK_FFN), rows, u, u_stride)
+    if field(call, f.CALL_X2) != 0:
+        h = field(work, f.WORK_X)
+        _take_in(work, field(call, f.CALL_X2), field(work, f.WORK_HIDDEN), rows, h, stride)
     _down(work, layer, rows, h, stride, u, u_stride, field(call, f.CALL_OUT), field(call, f.CALL_OUT_STRIDE))
 
 
@@ -226,7 +245,7 @@ def _call_block(work, call):
     layers, spans, count = field(call, f.CALL_LAYERS), field(call, f.CALL_SPANS), field(call, f.CALL_NUM_LAYERS)
     for index in range(count):
         layer = field(layers, index)
-        _attn(work, layer, rows, field(spans, index), field(call, f.CALL_NUM_SPANS), x, stride, h, stride)
+        _attn(work, layer, rows, field(spans, index), field(call, f.CALL_NUM_SPANS), x, stride, h, stride, x)
         _gate_up(work, layer, rows, h, stride, field(layer, f.LAYER_NORM2), u, u_stride)
         out, out_stride = x, stride
         if index + 1 == count:
@@ -276,3 +295,5 @@ def _compute(work, call, op):
         _call_block(work, call)
     elif op == f.OP_HEAD:
         _call_head(work, call)
+    elif op == f.OP_NORM:
+        _call_norm(work, call)

@@ -15,22 +15,25 @@ import numpy as np
 
 from ...kv.layer_cache import LayerKvCache
 from ...layout import unpack
-from ..base import F32, Span
+from ..base import F32, Span, add_rows
 from ..weights import Weights
 from . import fields as f
 from .workspace import Workspace
 
-RunRows = Callable[[int, F32, Sequence[Span]], tuple[F32, F32]]  # layer, x, spans → h, n; Q, K, V stay in the work area
+# layer, x, spans → h, n, or a alone; Q, K, V stay in the work area
+RunRows = Callable[[int, F32, Sequence[Span]], tuple[F32, F32]]
+RunDelta = Callable[[int, F32, Sequence[Span]], F32]
 
 
 class OverlayLayers:
-    """Attention of spans of which some have an overlay. `run` computes plain ones."""
+    """Attention of spans of which some have an overlay. `run` and `run_delta` compute plain ones."""
 
-    def __init__(self, weights: Weights, workspace: Workspace, run: RunRows) -> None:
+    def __init__(self, weights: Weights, workspace: Workspace, run: RunRows, run_delta: RunDelta) -> None:
         self._weights = weights
         self._card = weights.card
         self._workspace = workspace
         self._run = run
+        self._run_delta = run_delta
         self._output: dict[int, F32] = {}
 
     def attn(self, layer: int, x: F32, spans: Sequence[Span]) -> tuple[F32, F32]:
@@ -48,18 +51,37 @@ class OverlayLayers:
                 span.cache.o1_push_q(self._area(span.rows, 0, self._card.num_heads))
         return np.concatenate([h for h, _ in done]), np.concatenate([n for _, n in done])
 
+    def delta(self, layer: int, x: F32, spans: Sequence[Span]) -> F32:
+        """`Backend.attn_delta`, span by span."""
+        done = []
+        row = 0
+        for span in spans:
+            rows = x[row : row + span.rows]
+            row += span.rows
+            if span.cache.o1_sealed:
+                done.append(self._sealed_delta(layer, rows, span))
+                continue
+            done.append(self._run_delta(layer, rows, [span]))
+            if span.cache.has_overlay:
+                span.cache.o1_push_q(self._area(span.rows, 0, self._card.num_heads))
+        return np.concatenate(done)
+
     def _sealed(self, layer: int, x: F32, span: Span) -> tuple[F32, F32]:
+        h = add_rows(x, self._sealed_delta(layer, x, span))
+        return h, self._norm2(layer, h)
+
+    def _sealed_delta(self, layer: int, x: F32, span: Span) -> F32:
         card = self._card
         rows_only = LayerKvCache(card.num_kv_heads, card.head_dim, capacity=span.rows)
-        self._run(layer, x, [Span(rows_only, span.first, span.rows)])
+        self._run_delta(layer, x, [Span(rows_only, span.first, span.rows)])
         work = self._workspace.work
         q = self._area(span.rows, 0, card.num_heads)
         k, v = (self._area(span.rows, int(work[at]), card.num_kv_heads) for at in (f.WORK_K_COLUMN, f.WORK_V_COLUMN))
-        h = np.empty_like(x)
+        a = np.empty_like(x)
         for i in range(span.rows):
             heads = span.cache.o1_step(q[i], k[i], v[i], card.num_heads)
-            h[i] = x[i] + self._output_of(layer) @ heads
-        return h, self._norm2(layer, h)
+            a[i] = self._output_of(layer) @ heads
+        return a
 
     def _area(self, rows: int, column: int, heads: int) -> F32:
         """What the last call left of `heads` heads at byte `column` of its Q, K, V rows: f32 [rows, heads · dim]."""

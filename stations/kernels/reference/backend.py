@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from ...layout import BLOCK_COLS, NUM_SEGMENTS, PackedMatrix, ffn_slice, segment_bounds, unpack
 from ...models.roles import RoleSpan
-from ..base import F32, U32, Span, vocab_range
+from ..base import F32, U32, Span, add_rows, vocab_range
 from ..rotary import RotaryTable
 from ..weights import GivenRoles, Weights, gate_up_parts, qkv_parts
 
@@ -49,6 +49,20 @@ class ReferenceBackend:
 
     def attn(self, layer: int, x: F32, spans: Sequence[Span]) -> tuple[F32, F32]:
         """x [S, H] → h = x + attn(norm₁ x), n = norm₂ h."""
+        return self.add_norm(layer, x, self.attn_delta(layer, x, spans))
+
+    def add_norm(self, layer: int, x: F32, a: F32) -> tuple[F32, F32]:
+        """x, a [S, H] → h = x + a, n = norm₂ h."""
+        h = add_rows(x, a)
+        return h, self.norm2(layer, h)
+
+    def norm2(self, layer: int, x: F32) -> F32:
+        """x [S, H] → norm₂ x."""
+        self._roles.require_one_of(("attn", "gate_up"), layer)
+        return self._norm(x, "attn" if ("attn", layer) in self._roles.pairs else "gate_up", layer, "norm2")
+
+    def attn_delta(self, layer: int, x: F32, spans: Sequence[Span]) -> F32:
+        """x [S, H] → a = attn(norm₁ x) [S, H]."""
         self._roles.require("attn", layer)
         card = self.card
         n = self._norm(x, "attn", layer, "norm1")
@@ -69,8 +83,7 @@ class ReferenceBackend:
             span.cache.append(k[at], v[at])
             span.cache.o1_push_q(q[at].reshape(span.rows, -1))
             span.cache.attend_chunk(q[at], first_row, card.num_heads, heads[at], keep_importance=False)
-        h = x + self._product(heads, self._matrix("attn", layer, "output"))
-        return h, self._norm(h, "attn", layer, "norm2")
+        return self._product(heads, self._matrix("attn", layer, "output"))
 
     def gate_up(self, layer: int, n: F32) -> F32:
         """n [S, H] → silu(n W_gate) ⊙ (n W_up)."""
@@ -79,8 +92,12 @@ class ReferenceBackend:
 
     def down(self, layer: int, h: F32, u: F32) -> F32:
         """h [S, H], u [S, F] → h + u W_down."""
+        return add_rows(h, self.down_delta(layer, u))
+
+    def down_delta(self, layer: int, u: F32) -> F32:
+        """u [S, F] → f = u W_down."""
         self._roles.require("down", layer)
-        return h + self._down_sum(layer, u, 0, NUM_SEGMENTS)
+        return self._down_sum(layer, u, 0, NUM_SEGMENTS)
 
     def ffn(self, layer: int, n: F32, part: int, parts: int) -> F32:
         """n [S, H] → the share of slice `part` of `parts` in u W_down [S, H]."""

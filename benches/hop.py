@@ -11,7 +11,7 @@ from host.bench import bench_hop
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--runs", type=int, default=5)
-parser.add_argument("--kernels", choices=("fast", "reference"), default="fast")
+parser.add_argument("--kernels", choices=("fast", "fast-int8", "reference"), default="fast")
 
 if __name__ == "__main__":
     options = parser.parse_args()

@@ -16,7 +16,7 @@ OUTPUT_PANEL = "Output"
 
 OnOff = Literal["on", "off"]
 Route = Literal["relay", "chain"]
-Kernels = Literal["fast", "reference"]
+Kernels = Literal["fast", "fast-int8", "reference"]
 Transport = Literal["auto", "websockets", "picows"]
 KvMode = Literal["f32", "f16", "q8", "q8k", "q8v", "q4"]
 Eviction = Literal["born", "recent"]
@@ -43,7 +43,9 @@ RouteOption = Annotated[
 KernelsOption = Annotated[
     Kernels | None,
     typer.Option(
-        help="fast: bit-exact under every cut; reference: plain numpy (default fast).", rich_help_panel=FLEET_PANEL
+        help="fast: exact under every cut; fast-int8: activations in 8 bits, faster; reference: plain numpy "
+        "(default fast).",
+        rich_help_panel=FLEET_PANEL,
     ),
 ]
 Threads = Annotated[

@@ -37,6 +37,7 @@ TABLE: tuple[Effect, ...] = (
     Effect("route", "chain", "exact", "exact", "stations forward to each other"),
     Effect("route", "relay", "exact", "exact", "every hop goes through the host: the same calls, slower"),
     Effect("kernels", "fast", "exact", "exact", "weights as imported, f32 arithmetic in one fixed order"),
+    Effect("kernels", "fast-int8", "exact", "bounded", "activations in 8 bits a block of 32; integer sums, exact"),
     Effect("kernels", "reference", "bounded", "exact", "numpy sums in its own order: logits within 1e-3 of fast's"),
     Effect("threads", ANY, "exact", "exact", "threads share out rows of weights, never a sum"),
     Effect("prefill_chunk", ANY, "exact", "exact", "a row's result does not depend on the rows beside it"),

@@ -13,7 +13,7 @@ Progress = Callable[[str, int, int], None]  # stage "compile", kernels done, ker
 
 
 def model_units(folder: ModelFolder) -> tuple[str, ...]:
-    """Names of the compiled units that the model's weight kinds need, whatever roles are here."""
+    """Names of the compiled units that the model's weight kinds need in either fast set, whatever roles are here."""
     from ..models.manifest import VECTOR
     from .fast.units import units_of
 
@@ -21,7 +21,8 @@ def model_units(folder: ModelFolder) -> tuple[str, ...]:
     matrices = [(role, tensor) for role, tensor in tensors if tensor.kind != VECTOR]
     embedding = {tensor.kind for role, tensor in matrices if role == "embed"}
     products = {tensor.kind for role, tensor in matrices if role != "embed" or folder.manifest.tied_head}
-    return units_of(products, embedding)
+    exact, int8 = units_of(products, embedding), units_of(products, embedding, is_int8=True)
+    return tuple(dict.fromkeys((*exact, *int8)))
 
 
 def warm(folder: ModelFolder, progress: Progress) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from ..kernels import KERNEL_SETS
+
 MAX_THREADS = 256
 TOKEN_VARIABLE = "AEONFLOW_TOKEN"
 MAX_TOKEN_FILE_BYTES = 4096
@@ -128,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: any free one")
     add("--token-file", type=Path, help=f"file of the fleet's secret; default: {TOKEN_VARIABLE}")
     add("--name", default="", help="name in plans, status and errors")
-    add("--kernels", default="fast", choices=("fast", "reference"))
+    add("--kernels", default="fast", choices=KERNEL_SETS)
     add("--threads", type=int, default=1, help="of the kernels")
     add("--transport", default="auto", choices=("auto", "websockets", "picows"))
     add("--coalesce", default="on", choices=("on", "off"), help="several small frames in one message")

@@ -46,7 +46,7 @@ def test_an_option_that_is_not_built_yet_is_refused_with_what_is(option: str, va
 def test_an_unknown_option_or_value_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="option 'beam' is unknown"):
         effect_of("beam", 4)
-    with pytest.raises(InvalidRequestError, match="kernels 'cuda': allowed is fast, reference"):
+    with pytest.raises(InvalidRequestError, match="kernels 'cuda': allowed is fast, fast-int8, reference"):
         effect_of("kernels", "cuda")
     for option, value in (("route", "chain:x"), ("kernels", "fast:"), ("pair_x", "off:2")):
         with pytest.raises(InvalidRequestError, match=f"{option} '{value}': allowed is "):

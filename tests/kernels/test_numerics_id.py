@@ -11,16 +11,20 @@ import sys
 import pytest
 
 from stations.kernels.fast.backend import FastBackend
-from stations.kernels.fast.expected import EXPECTED
-from stations.kernels.fast.numerics import EXPECTED_ID, found_digests, identify, numerics_id
+from stations.kernels.fast.expected import EXPECTED, EXPECTED_INT8
+from stations.kernels.fast.loader import LoadedUnits
+from stations.kernels.fast.numerics import EXPECTED_ID, EXPECTED_INT8_ID, found_digests, identify, numerics_id
 from stations.models.roles import RoleSpan
 
 from .tiny import TinyWeights
+
+ALL = EXPECTED | EXPECTED_INT8
 
 _CHILD = """
 import json, os, sys
 from pathlib import Path
 from stations.kernels.fast.cache import CompileCache
+from stations.kernels.fast.loader import LoadedUnits
 from stations.kernels.fast.loader import LoadedUnits
 from stations.kernels.fast.numerics import found_digests
 from stations.kernels.fast.target import current_target
@@ -28,7 +32,7 @@ from stations.kernels.fast.units import units_of
 from stations.models.store import cache_folder
 target = current_target(os.environ)
 cache = CompileCache(cache_folder(os.environ), target, os.environ)
-names = units_of(sys.argv[1:], sys.argv[1:])
+names = tuple({*units_of(sys.argv[1:], sys.argv[1:]), *units_of(sys.argv[1:], is_int8=True)})
 cache.ensure(names)
 units = LoadedUnits(cache, names)
 print(json.dumps([target.row_tiles, found_digests(names, units, cache), "numba" in sys.modules]))
@@ -43,8 +47,10 @@ def _digests_on(environment: dict[str, str], kinds: list[str]) -> list:
 
 
 def test_every_unit_makes_the_expected_bits(units, compile_cache) -> None:
-    assert found_digests(units.names, units, compile_cache) == EXPECTED
-    assert numerics_id(units, compile_cache) == EXPECTED_ID
+    assert found_digests(units.names, units, compile_cache) == ALL
+    exact = LoadedUnits(compile_cache, [name for name in units.names if not name.startswith("int8.")])
+    assert numerics_id(exact, compile_cache) == EXPECTED_ID
+    assert numerics_id(units, compile_cache, is_int8=True) == EXPECTED_INT8_ID
 
 
 def test_stations_of_different_roles_and_kinds_have_one_id() -> None:
@@ -62,24 +68,28 @@ def test_other_bits_give_another_id() -> None:
     broken = found | {"lookup.q8_0": "0" * 64}
     assert identify(broken) not in (EXPECTED_ID, identify(broken | {"lookup.q8_0": "1" * 64}))
     assert identify(found | {"product.q3_x": "0" * 64}) != EXPECTED_ID
+    assert identify(found, is_int8=True) == EXPECTED_INT8_ID != EXPECTED_ID
+    assert identify({"int8.q4_1": EXPECTED_INT8["int8.q4_1"]}) not in (EXPECTED_ID, EXPECTED_INT8_ID)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="features named here are x86's")
 def test_a_cpu_without_avx512_makes_the_same_bits_in_smaller_tiles() -> None:
-    tiles, found, _ = _digests_on({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}, ["q4_1"])
+    without = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
+    tiles, found, _ = _digests_on(without, ["q4_1", "q8_0"])
     assert tiles == [3, 2, 1]
-    assert found == {name: EXPECTED[name] for name in found}
+    assert found == {name: ALL[name] for name in found}
+    assert {"int8.q4_1", "int8.q8_0", "product.q4_1"} < found.keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted({name.partition(".")[2] for name in EXPECTED}))
 def test_a_generic_cpu_makes_the_same_bits_for_every_kind(kind: str) -> None:
     _, found, _ = _digests_on({"NUMBA_CPU_NAME": "generic"}, [kind])
-    assert found == {name: EXPECTED[name] for name in found}
-    assert len(found) == 2
+    assert found == {name: ALL[name] for name in found}
+    assert len(found) == 2 + (f"int8.{kind}" in ALL)
 
 
 def test_warm_kernels_load_without_numba(compile_cache) -> None:
     _, found, has_numba = _digests_on({}, ["q4_1", "q8_0"])
-    assert len(found) == 4
+    assert len(found) == 6
     assert not has_numba

@@ -65,5 +65,5 @@ def test_roles_and_names_that_are_not_there_are_refused_by_name() -> None:
     backend = make_backend("reference", TinyWeights("q4_1"), parse_roles("down:1", 2))
     with pytest.raises(UnsupportedError, match="not given down of layer 0; they have down:1"):
         backend.down(0, rows(1, 256), rows(1, 512))
-    with pytest.raises(UnsupportedError, match="kernels 'blas': known are fast, reference"):
+    with pytest.raises(UnsupportedError, match="kernels 'blas': known are fast, fast-int8, reference"):
         make_backend("blas", TinyWeights("q4_1"), all_roles(2))

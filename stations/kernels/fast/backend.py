@@ -26,33 +26,36 @@ from .cache import CompileCache
 from .helper_choice import HelperChoice
 from .helpers import Helpers
 from .loader import LoadedUnits
-from .model_records import I64, ModelRecords, part_records
+from .model_records import I64, ModelRecords
 from .numerics import numerics_id
 from .overlay import OverlayLayers
 from .target import current_target
 from .units import ATTEND, LAYERS, lookup_unit, units_of
 from .workspace import Workspace
 
+EXACT_NAME, INT8_NAME = "fast", "fast-int8"
 MAX_THREADS = f.MAX_HELPERS + 1
 MAX_ROWS = 512  # rows of one compiled call: bounds the work areas, larger batches are cut; 1.5 MB a 1,000 ffn
 
 
 class FastKernels:
-    """Kernels of the given roles, without an identity: `FastBackend` adds the numerics id."""
+    """Kernels of the given roles, without an identity: `FastBackend` adds the numerics id.
 
-    name = "fast"
+    `is_int8`: the set `fast-int8`, whose products take activations in 8 bits.
+    """
 
     def __init__(
         self, weights: Weights, roles: Iterable[RoleSpan], threads: int, cache: CompileCache,
-        units: LoadedUnits | None = None,
+        units: LoadedUnits | None = None, *, is_int8: bool = False,
     ) -> None:  # fmt: skip
+        self.name = INT8_NAME if is_int8 else EXACT_NAME
         if not 1 <= threads <= MAX_THREADS:
             raise KernelError(f"{threads} threads: the fast kernels take 1 to {MAX_THREADS}")
         self.card = weights.card
         self._roles = GivenRoles(roles)
-        self.records = ModelRecords(weights, self._roles)
+        self.records = ModelRecords(weights, self._roles, is_int8=is_int8)
         lookups = [] if self.records.embedding is None else [self.records.embedding.kind]
-        names = units_of(self.records.kinds, lookups)
+        names = units_of(self.records.kinds, lookups, is_int8=is_int8)
         if units is None:
             cache.ensure(names)
             units = LoadedUnits(cache, names)
@@ -60,7 +63,7 @@ class FastKernels:
         self.records.link(self.units)
         self._execute = self.units.function(LAYERS)
         self._lookup = self.units.function(lookup_unit(lookups[0])) if lookups else None
-        self.workspace = Workspace(self.card, self.units.address(ATTEND), threads - 1)
+        self.workspace = Workspace(self.card, self.units.address(ATTEND), threads - 1, is_int8=is_int8)
         self._helpers = Helpers(threads - 1, self.workspace, self._execute)
         self._num_helpers = threads - 1
         self.helper_choice = HelperChoice()
@@ -222,7 +225,7 @@ class FastKernels:
             head = self.records.head
             assert head is not None
             matrix = slice_rows(head, *vocab_range(self.card.vocab_size, part, parts))
-            self._heads[part, parts] = matrix, part_records([matrix], self.units)
+            self._heads[part, parts] = matrix, self.records.part_records([matrix], self.units)
         return self._heads[part, parts]
 
     def _rows(self, x: F32, width: int) -> F32:
@@ -310,11 +313,13 @@ class FastBackend(FastKernels):
         roles: Iterable[RoleSpan],
         threads: int = 1,
         environment: Mapping[str, str] | None = None,
+        *,
+        is_int8: bool = False,
     ) -> None:
         settings = os.environ if environment is None else environment
         cache = CompileCache(cache_folder(settings), current_target(settings), settings)
-        super().__init__(weights, roles, threads, cache)
-        self.numerics_id = numerics_id(self.units, cache)
+        super().__init__(weights, roles, threads, cache, is_int8=is_int8)
+        self.numerics_id = numerics_id(self.units, cache, is_int8=is_int8)
 
 
 def _trimmed(rows: F32, width: int) -> F32:

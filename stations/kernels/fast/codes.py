@@ -15,7 +15,7 @@ from .vector import LANES, V16, V32, VI8, VI16, VI32, Emitter, const_f32, const_
 
 Scale = tuple[Any, Any]  # LLVM values: the scale, and the minimum or None
 
-_ZERO_POINT = {"q8_0": 128, "q4_0": 8, "q5_0": 16, "q6_k": 32}
+ZERO_POINT = {"q8_0": 128, "q4_0": 8, "q5_0": 16, "q6_k": 32}
 _MAGIC = 0x4B000000  # the bits of 2²³ as f32: or-ing n < 2²³ into them gives 2²³ + n
 _MAGIC_VALUE = 8388608.0
 _LANE_WORD_BYTES = 64  # one 32-bit word of each of 16 rows
@@ -35,6 +35,10 @@ class BlockReader:
         self._block = block
         self._words: dict[int, ir.Value] = {}
 
+    @property
+    def code_bits(self) -> int:
+        return self._format.code_bits
+
     def weights(self, k: int) -> ir.Value:
         """Input k's 16 weights before scaling, zero point taken off: f32 lanes, exact."""
         e, bits = self._e, self._format.code_bits
@@ -52,6 +56,21 @@ class BlockReader:
         if bits == 4:
             return self._from_nibble(nibble)
         return self._from_code(e.b.or_(e.b.and_(nibble, const_i32(15)), self._high_bits(k)))
+
+    def codes(self, i: int) -> ir.Value:
+        """The codes of inputs 4i to 4i + 3 as unsigned bytes of 16 words, zero point included. Kinds below 16 bits."""
+        e, bits = self._e, self._format.code_bits
+        if bits == 8:
+            return self._word(i)
+        low = e.b.and_(self._shift_right(self._word(i >> 1), 4 * (i & 1)), const_i32(0x0F0F0F0F))
+        if bits == 4:
+            return low
+        width = bits - 4
+        per_word = 8 // width
+        plane = self._word(self._format.low_bytes // _LANE_WORD_BYTES + i // per_word)
+        at, mask = width * (i % per_word), const_i32(0x10101010 * ((1 << width) - 1))
+        moved = e.b.lshr(plane, const_i32(at - 4)) if at > 4 else e.b.shl(plane, const_i32(4 - at)) if at < 4 else plane
+        return e.b.or_(low, e.b.and_(moved, mask))
 
     def scales(self) -> list[Scale]:
         """(scale, minimum) for each sub-block; a value is scale · code + minimum. No entry for unquantised kinds."""
@@ -101,14 +120,14 @@ class BlockReader:
         """The low 4 bits of each lane (others are ignored)."""
         e = self._e
         if e.target.has_permute:
-            zero = _ZERO_POINT.get(self._kind, 0)
+            zero = ZERO_POINT.get(self._kind, 0)
             table = ir.Constant(V32, [float(code - zero) for code in range(LANES)])
             return e.call("llvm.x86.avx512.permvar.sf.512", V32, table, shifted)
         return self._from_code(e.b.and_(shifted, const_i32(15)))
 
     def _from_code(self, code: ir.Value) -> ir.Value:
         b = self._e.b
-        zero = _ZERO_POINT.get(self._kind, 0)
+        zero = ZERO_POINT.get(self._kind, 0)
         return b.fsub(b.bitcast(b.or_(code, const_i32(_MAGIC)), V32), const_f32(_MAGIC_VALUE + zero))
 
 

@@ -26,3 +26,14 @@ EXPECTED: dict[str, str] = {
     "product.q6_k": "916b114a6d51eb1117ae1b9bbac0701162a71719a995dd392462460cf7de7112",
     "product.q8_0": "1c2c851a68d278b3f462ad8996cd14b57b99773ce5e24a1469ae0209c9ce3257",
 }
+# the products of the set `fast-int8`, whose other units are those above
+EXPECTED_INT8: dict[str, str] = {
+    "int8.q4_0": "cdd7c9f3aa3096a02c2daf110d19e495ebcc04687ba7c592a0d59b95a064f003",
+    "int8.q4_1": "01f1cec1f8f79e5ce4ac3cdf9f64a64ed5da3cb5a9fa13ef6b10e3edba9ea941",
+    "int8.q4_k": "5fc8dabe12065cd019fb4f592bb8b0cbb415d0388b318c201d6ff4d380025a36",
+    "int8.q5_0": "6f7a5848e85a8df8bf509b141f2125dab216ffcbf19b5bb7fb078c6328039539",
+    "int8.q5_1": "9aeae13ff74d2449e4ba771928f16fdd3978bc1de8d332e440e001463b7d3bce",
+    "int8.q5_k": "6c959b7fe776b9cc43dc201e74705d532c8dd6553f676cad814ea35d430ed459",
+    "int8.q6_k": "de8c4765b5f90bfda916c623e3454aec07a948b0af3ebe3e057b3b34281fac5e",
+    "int8.q8_0": "45d260a3bdbff64590a598d5169998de84e2940f99138ce2179af309de10d44d",
+}

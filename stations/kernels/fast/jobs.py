@@ -29,11 +29,13 @@ from .fields import (
     JOB_WIDTH,
     PART_COLUMN,
     PART_FIELDS,
+    PART_FORM,
     PART_GROUPS,
     PART_KERNEL,
     PART_WEIGHTS,
     PREPARE_BLOCKS,
     PREPARE_EPS,
+    PREPARE_FORM,
     PREPARE_NORM,
     PREPARE_ROWS,
     PREPARE_SOURCE,
@@ -44,6 +46,7 @@ from .fields import (
     PRODUCT_BLOCKS,
     PRODUCT_END_SEGMENT,
     PRODUCT_FIRST_SEGMENT,
+    PRODUCT_INT8_TILES,
     PRODUCT_NUM_PARTS,
     PRODUCT_PARTS,
     PRODUCT_SEGMENTS,
@@ -58,7 +61,7 @@ from .fields import (
     WORK_KV_HEADS,
     WORK_SCALE,
 )
-from .limits import CHUNK_BYTES, TILE_BLOCK_BYTES
+from .limits import CHUNK_BYTES, FORM_INT8, INT8_BLOCK_BYTES, TILE_BLOCK_BYTES
 from .machine import call_attend, call_product, copy_bytes, field, load_f32, set_field
 from .product import tile_rows
 from .rows import add_row, prepare_tile, swiglu_row
@@ -126,22 +129,32 @@ def _prepare(job, row, target, scratch):
     while row < end:
         size = tile_rows(real - row)
         prepare_tile(target, field(job, PREPARE_SOURCE) + row * stride, stride, size, min(size, real - row),
-                     field(job, PREPARE_WIDTH), blocks, field(job, PREPARE_NORM), eps, scratch)  # fmt: skip
+                     field(job, PREPARE_WIDTH), blocks, field(job, PREPARE_NORM), eps, scratch,
+                     field(job, PREPARE_FORM))  # fmt: skip
         target += size * field(job, JOB_WIDTH)
         row += size
+
+
+@kernel
+def _tiles(job, part, row):
+    """Where the tiles of rows from `row` on begin, in the form that the part's kernel reads."""
+    row_blocks = row * field(job, PRODUCT_TILE_BLOCKS)
+    if field(part, PART_FORM) == FORM_INT8:
+        return field(job, PRODUCT_INT8_TILES) + row_blocks * INT8_BLOCK_BYTES
+    return field(job, PRODUCT_TILES) + row_blocks * TILE_BLOCK_BYTES
 
 
 @kernel
 def _product(job, row, rows, column, width, target, stride):
     """Groups of the parts that lie in [column, column + width), then the base row added where there is one."""
     blocks = field(job, PRODUCT_BLOCKS)
-    tiles = field(job, PRODUCT_TILES) + row * field(job, PRODUCT_TILE_BLOCKS) * TILE_BLOCK_BYTES
     for index in range(field(job, PRODUCT_NUM_PARTS)):
         part = field(job, PRODUCT_PARTS) + index * PART_FIELDS * 8
         start = field(part, PART_COLUMN)
         lo = max(column - start, 0) // 64
         hi = min((column + width - start) // 64, field(part, PART_GROUPS))
         if lo < hi:
+            tiles = _tiles(job, part, row)
             call_product(field(part, PART_KERNEL), field(part, PART_WEIGHTS), blocks, lo, hi, tiles, rows,
                          target + start + lo * 64 - column, stride, field(job, PRODUCT_SEGMENTS),
                          field(job, PRODUCT_FIRST_SEGMENT), field(job, PRODUCT_END_SEGMENT))  # fmt: skip
@@ -156,10 +169,10 @@ def _product(job, row, rows, column, width, target, stride):
 def _gate_up(job, row, rows, column, width, target, stride, scratch):
     """u = silu(gate) · up for the columns [column, column + width); gate and up go through scratch."""
     blocks = field(job, PRODUCT_BLOCKS)
-    tiles = field(job, PRODUCT_TILES) + row * blocks * TILE_BLOCK_BYTES
     lo, hi = column // 64, (column + width) // 64
     for index in range(2):
         part = field(job, PRODUCT_PARTS) + index * PART_FIELDS * 8
+        tiles = _tiles(job, part, row)
         call_product(field(part, PART_KERNEL), field(part, PART_WEIGHTS), blocks, lo, hi, tiles, rows,
                      scratch + index * CHUNK_BYTES, width, 1, 0, 1)  # fmt: skip
     for index in range(rows):

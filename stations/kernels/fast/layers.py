@@ -12,7 +12,17 @@ from ...layout import NUM_SEGMENTS
 from . import fields as f
 from .compiled import kernel
 from .jobs import set_output
-from .limits import ATTEND_ROWS, CHUNK_BYTES, MAX_QUERIES, MAX_TILE_ROWS, ROWS_AT_ONCE, TILE_BLOCK_BYTES
+from .limits import (
+    ATTEND_ROWS,
+    CHUNK_BYTES,
+    FORM_F32,
+    FORM_INT8,
+    INT8_BLOCK_BYTES,
+    MAX_QUERIES,
+    MAX_TILE_ROWS,
+    ROWS_AT_ONCE,
+    TILE_BLOCK_BYTES,
+)
 from .machine import atomic_store, copy_row, field, load_f32, set_field
 from .pool import help_out, run_job, start_pool, wake_helpers
 from .product import tile_rows
@@ -21,6 +31,8 @@ from .rows import norm_row
 
 # typed constants for arguments: numba would compile a callee once for each literal
 _NONE, _WHOLE, _SEGMENTED = np.int64(0), np.int64(1), np.int64(NUM_SEGMENTS)
+_PAIR = np.int64(2)  # gate and up
+_F32, _INT8 = np.int64(FORM_F32), np.int64(FORM_INT8)
 _PRODUCT, _GATE_UP = np.int64(f.JOB_PRODUCT), np.int64(f.JOB_GATE_UP)
 _PREPARE, _ATTEND = np.int64(f.JOB_PREPARE), np.int64(f.JOB_ATTEND)
 _ACTIVE, _QUIT = np.int64(f.POOL_ACTIVE), np.int64(f.POOL_QUIT)
@@ -51,15 +63,29 @@ def _groups_per_chunk(work, groups, blocks, rows):
 
 
 @kernel
-def _prepare(work, source, stride, rows, width, norm):
-    """Rows → tiles in WORK_TILES, normed when `norm` is an address. Returns the number of blocks a row."""
-    job = _job(work)
+def _prepare(work, source, stride, rows, width, norm, parts, num_parts):
+    """Rows → tiles in the forms that the parts read, normed when `norm` is an address. Returns the blocks a row."""
     blocks = (width + 31) // 32
+    num_int8 = 0
+    for index in range(num_parts):
+        num_int8 += field(parts + index * f.PART_FIELDS * 8, f.PART_FORM)  # 1 for int8, 0 for f32
+    if num_int8 < num_parts:
+        tiles, block_bytes = field(work, f.WORK_TILES), TILE_BLOCK_BYTES
+        _prepare_form(work, source, stride, rows, width, norm, blocks, _F32, tiles, block_bytes)
+    if num_int8 > 0:
+        tiles, block_bytes = field(work, f.WORK_INT8_TILES), INT8_BLOCK_BYTES
+        _prepare_form(work, source, stride, rows, width, norm, blocks, _INT8, tiles, block_bytes)
+    return blocks
+
+
+@kernel
+def _prepare_form(work, source, stride, rows, width, norm, blocks, form, tiles, block_bytes):
+    job = _job(work)
     padded = 0
     while padded < rows:
         padded += tile_rows(rows - padded)
-    row_bytes = blocks * TILE_BLOCK_BYTES
-    set_output(job, _PREPARE, padded, field(work, f.WORK_TILES), row_bytes, row_bytes, _TILE_ROWS, row_bytes)
+    row_bytes = blocks * block_bytes
+    set_output(job, _PREPARE, padded, tiles, row_bytes, row_bytes, _TILE_ROWS, row_bytes)
     set_field(job, f.PREPARE_SOURCE, source)
     set_field(job, f.PREPARE_STRIDE, stride)
     set_field(job, f.PREPARE_ROWS, rows)
@@ -67,8 +93,8 @@ def _prepare(work, source, stride, rows, width, norm):
     set_field(job, f.PREPARE_BLOCKS, blocks)
     set_field(job, f.PREPARE_NORM, norm)
     set_field(job, f.PREPARE_EPS, field(work, f.WORK_EPS))
+    set_field(job, f.PREPARE_FORM, form)
     _run(work)
-    return blocks
 
 
 @kernel
@@ -93,6 +119,7 @@ def _product_of_segments(
     set_field(job, f.PRODUCT_NUM_PARTS, num_parts)
     set_field(job, f.PRODUCT_BLOCKS, blocks)
     set_field(job, f.PRODUCT_TILES, field(work, f.WORK_TILES))
+    set_field(job, f.PRODUCT_INT8_TILES, field(work, f.WORK_INT8_TILES))
     set_field(job, f.PRODUCT_TILE_BLOCKS, tile_blocks)
     set_field(job, f.PRODUCT_SEGMENTS, segments)
     set_field(job, f.PRODUCT_FIRST_SEGMENT, first)
@@ -140,29 +167,32 @@ def _attend(work, spans, num_spans, rows):
 def _attn(work, layer, rows, spans, num_spans, x, x_stride, h, h_stride, base):
     """h = base + attn(norm₁ x); `base`, strided like x, is x itself or 0 for attention alone."""
     hidden, qkv = field(work, f.WORK_HIDDEN), field(work, f.WORK_QKV)
-    blocks = _prepare(work, x, x_stride, rows, hidden, field(layer, f.LAYER_NORM1))
-    parts = field(layer, f.LAYER_QKV)
+    parts, num_parts = field(layer, f.LAYER_QKV), field(layer, f.LAYER_QKV_PARTS)
+    blocks = _prepare(work, x, x_stride, rows, hidden, field(layer, f.LAYER_NORM1), parts, num_parts)
     stride = field(work, f.WORK_QKV_STRIDE)
-    _product(work, _PRODUCT, parts, field(layer, f.LAYER_QKV_PARTS), blocks, rows, qkv, stride, _WHOLE, _NONE, _NONE)
+    _product(work, _PRODUCT, parts, num_parts, blocks, rows, qkv, stride, _WHOLE, _NONE, _NONE)
     _store_keys(work, spans, num_spans, qkv)
     _attend(work, spans, num_spans, rows)
     heads_width = field(work, f.WORK_HEADS) * field(work, f.WORK_HEAD_DIM)
-    blocks = _prepare(work, field(work, f.WORK_HEADS_OUT), field(work, f.WORK_HEADS_STRIDE), rows, heads_width, _NONE)
-    _product(work, _PRODUCT, field(layer, f.LAYER_OUTPUT), _WHOLE, blocks, rows, h, h_stride, _WHOLE, base, x_stride)
+    output, heads_stride = field(layer, f.LAYER_OUTPUT), field(work, f.WORK_HEADS_STRIDE)
+    blocks = _prepare(work, field(work, f.WORK_HEADS_OUT), heads_stride, rows, heads_width, _NONE, output, _WHOLE)
+    _product(work, _PRODUCT, output, _WHOLE, blocks, rows, h, h_stride, _WHOLE, base, x_stride)
 
 
 @kernel
 def _gate_up(work, layer, rows, source, source_stride, norm, u, u_stride):
     """u = silu(n W_gate) ⊙ (n W_up), n = `source` normed when `norm` is an address."""
-    blocks = _prepare(work, source, source_stride, rows, field(work, f.WORK_HIDDEN), norm)
-    _product(work, _GATE_UP, field(layer, f.LAYER_GATE_UP), _WHOLE, blocks, rows, u, u_stride, _WHOLE, _NONE, _NONE)
+    parts = field(layer, f.LAYER_GATE_UP)
+    blocks = _prepare(work, source, source_stride, rows, field(work, f.WORK_HIDDEN), norm, parts, _PAIR)
+    _product(work, _GATE_UP, parts, _WHOLE, blocks, rows, u, u_stride, _WHOLE, _NONE, _NONE)
 
 
 @kernel
 def _down(work, layer, rows, h, h_stride, u, u_stride, out, out_stride):
     """out = h + u W_down, the product in 8 segments; without h where that is 0."""
-    blocks = _prepare(work, u, u_stride, rows, field(work, f.WORK_FFN), _NONE)
-    _product(work, _PRODUCT, field(layer, f.LAYER_DOWN), _WHOLE, blocks, rows, out, out_stride, _SEGMENTED, h,
+    parts = field(layer, f.LAYER_DOWN)
+    blocks = _prepare(work, u, u_stride, rows, field(work, f.WORK_FFN), _NONE, parts, _WHOLE)
+    _product(work, _PRODUCT, parts, _WHOLE, blocks, rows, out, out_stride, _SEGMENTED, h,
              h_stride)  # fmt: skip
 
 
@@ -227,12 +257,13 @@ def _call_ffn(work, call):
     """A slice of the ffn: u of its columns, then its segments of u W_down. CALL_PARTS: its rows of gate and up."""
     rows, stride, u_stride = field(call, f.CALL_ROWS), field(work, f.WORK_X_STRIDE), field(work, f.WORK_U_STRIDE)
     layer, x, u = field(field(call, f.CALL_LAYERS), 0), field(work, f.WORK_X), field(work, f.WORK_U)
+    parts, down = field(call, f.CALL_PARTS), field(layer, f.LAYER_DOWN)
     _take_in(work, field(call, f.CALL_X), field(work, f.WORK_HIDDEN), rows, x, stride)
-    blocks = _prepare(work, x, stride, rows, field(work, f.WORK_HIDDEN), _NONE)
-    _product(work, _GATE_UP, field(call, f.CALL_PARTS), _WHOLE, blocks, rows, u, u_stride, _WHOLE, _NONE, _NONE)
-    _prepare(work, u, u_stride, rows, field(call, f.CALL_WIDTH), _NONE)
+    blocks = _prepare(work, x, stride, rows, field(work, f.WORK_HIDDEN), _NONE, parts, _PAIR)
+    _product(work, _GATE_UP, parts, _WHOLE, blocks, rows, u, u_stride, _WHOLE, _NONE, _NONE)
+    _prepare(work, u, u_stride, rows, field(call, f.CALL_WIDTH), _NONE, down, _WHOLE)
     blocks = (field(work, f.WORK_FFN) + 31) // 32
-    _product_of_segments(work, _PRODUCT, field(layer, f.LAYER_DOWN), _WHOLE, blocks, rows, field(call, f.CALL_OUT),
+    _product_of_segments(work, _PRODUCT, down, _WHOLE, blocks, rows, field(call, f.CALL_OUT),
                          field(call, f.CALL_OUT_STRIDE), _SEGMENTED, field(call, f.CALL_FIRST_SEGMENT),
                          field(call, f.CALL_END_SEGMENT), _NONE, _NONE)  # fmt: skip
 
@@ -256,10 +287,10 @@ def _call_block(work, call):
 @kernel
 def _call_head(work, call):
     rows, hidden, stride = field(call, f.CALL_ROWS), field(work, f.WORK_HIDDEN), field(work, f.WORK_X_STRIDE)
-    x = field(work, f.WORK_X)
+    x, parts = field(work, f.WORK_X), field(call, f.CALL_PARTS)
     _take_in(work, field(call, f.CALL_X), hidden, rows, x, stride)
-    blocks = _prepare(work, x, stride, rows, hidden, field(call, f.CALL_NORM))
-    _product(work, _PRODUCT, field(call, f.CALL_PARTS), _WHOLE, blocks, rows, field(call, f.CALL_OUT),
+    blocks = _prepare(work, x, stride, rows, hidden, field(call, f.CALL_NORM), parts, _WHOLE)
+    _product(work, _PRODUCT, parts, _WHOLE, blocks, rows, field(call, f.CALL_OUT),
              field(call, f.CALL_OUT_STRIDE), _WHOLE, _NONE, _NONE)  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from ...layout import NUM_SEGMENTS, PackedMatrix, ffn_slice, padded_cols, slice_
 from ..weights import GivenRoles, Weights, gate_up_parts, qkv_parts
 from . import fields as f
 from .loader import LoadedUnits
-from .units import product_unit
+from .units import activation_form, product_unit
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
@@ -28,9 +28,10 @@ class SliceRecord(NamedTuple):
 
 
 class ModelRecords:
-    """Records for compiled code, and the arrays whose addresses they hold."""
+    """Records for compiled code, and the arrays whose addresses they hold. `is_int8`: products of 8-bit activations."""
 
-    def __init__(self, weights: Weights, roles: GivenRoles) -> None:
+    def __init__(self, weights: Weights, roles: GivenRoles, *, is_int8: bool = False) -> None:
+        self._is_int8 = is_int8
         self._keep: list[npt.NDArray[np.generic]] = []
         self._lists: list[tuple[int, int, list[PackedMatrix]]] = []  # layer, field, matrices
         self.kinds: set[str] = set()
@@ -76,7 +77,7 @@ class ModelRecords:
     def link(self, units: LoadedUnits) -> None:
         """Fill in the addresses of the kernels, once they are loaded."""
         for layer, field, parts in self._lists:
-            record = part_records(parts, units)
+            record = self.part_records(parts, units)
             self._keep += [record, *(part.data for part in parts)]
             self.layers[layer, field] = record.ctypes.data
             if field == f.LAYER_QKV:
@@ -86,21 +87,22 @@ class ModelRecords:
             each = NUM_SEGMENTS // slices
             self._keep += [matrix.data for matrix in rows]
             self.slices[layer, part, slices] = SliceRecord(
-                part_records(rows, units), part * each, (part + 1) * each, rows[0].rows
+                self.part_records(rows, units), part * each, (part + 1) * each, rows[0].rows
             )
         self._slice_parts.clear()
 
-
-def part_records(parts: Sequence[PackedMatrix], units: LoadedUnits) -> I64:
-    """PART records of matrices side by side in the output, int64 [parts, PART_FIELDS]."""
-    records = np.zeros((len(parts), f.PART_FIELDS), np.int64)
-    column = 0
-    for record, part in zip(records, parts, strict=True):
-        record[f.PART_KERNEL] = units.address(product_unit(part.kind))
-        record[f.PART_WEIGHTS] = part.data.ctypes.data
-        record[f.PART_GROUPS], record[f.PART_COLUMN] = part.num_groups, column
-        column += part.num_groups * 64
-    return records
+    def part_records(self, parts: Sequence[PackedMatrix], units: LoadedUnits) -> I64:
+        """PART records of matrices side by side in the output, int64 [parts, PART_FIELDS]."""
+        records = np.zeros((len(parts), f.PART_FIELDS), np.int64)
+        column = 0
+        for record, part in zip(records, parts, strict=True):
+            form = activation_form(part.kind, is_int8=self._is_int8)
+            record[f.PART_KERNEL] = units.address(product_unit(part.kind, form))
+            record[f.PART_WEIGHTS] = part.data.ctypes.data
+            record[f.PART_GROUPS], record[f.PART_COLUMN] = part.num_groups, column
+            record[f.PART_FORM] = form
+            column += part.num_groups * 64
+        return records
 
 
 def padded_norm(weight: F32) -> F32:

@@ -20,7 +20,7 @@ from ...layout import PackedMatrix, packed_bytes, weight_format
 from ...models.card import ModelCard, Rope, RopeScaling
 from ...models.roles import RoleSpan
 from ..base import Span
-from .expected import EXPECTED
+from .expected import EXPECTED, EXPECTED_INT8
 
 if TYPE_CHECKING:
     from .cache import CompileCache
@@ -82,12 +82,12 @@ def seeded_matrix(kind: str, rows: int, cols: int, name: str) -> PackedMatrix:
     return PackedMatrix(kind, rows, cols, data)
 
 
-def digest_layer(kind: str, units: LoadedUnits, cache: CompileCache) -> str:
+def digest_layer(kind: str, units: LoadedUnits, cache: CompileCache, *, is_int8: bool = False) -> str:
     """The digest of the product kernels of a kind, with all else that a layer and head are made of."""
     from .backend import FastKernels
 
     roles = [RoleSpan("block", 0, 0), RoleSpan("head")]
-    kernels = FastKernels(SeededWeights(kind), roles, 1, cache, units)
+    kernels = FastKernels(SeededWeights(kind), roles, 1, cache, units, is_int8=is_int8)
     digest = blake3()
     kv = LayerKvCache(_CARD.num_kv_heads, _CARD.head_dim, capacity=_FIRST_ROWS + _NEXT_ROWS)
     first = 0
@@ -116,21 +116,22 @@ def found_digests(names: Iterable[str], units: LoadedUnits, cache: CompileCache)
     found = {}
     for name in names:
         family, _, kind = name.partition(".")
-        if family == "product":
-            found[name] = digest_layer(kind, units, cache)
+        if family in ("product", "int8"):
+            found[name] = digest_layer(kind, units, cache, is_int8=family == "int8")
         elif family == "lookup":
             found[name] = digest_lookup(kind, units, cache)
     return found
 
 
-def numerics_id(units: LoadedUnits, cache: CompileCache) -> str:
-    """The id of the units loaded, hex."""
-    return identify(found_digests(units.names, units, cache))
+def numerics_id(units: LoadedUnits, cache: CompileCache, *, is_int8: bool = False) -> str:
+    """The id of the units loaded, hex; `is_int8`: as those of the set `fast-int8`."""
+    return identify(found_digests(units.names, units, cache), is_int8=is_int8)
 
 
-def identify(found: dict[str, str]) -> str:
-    """The expected id if every digest found is the expected one, else one that tells what was found."""
-    return EXPECTED_ID if all(EXPECTED.get(name) == value for name, value in found.items()) else _combined(found)
+def identify(found: dict[str, str], *, is_int8: bool = False) -> str:
+    """The set's expected id if every digest found is the expected one, else one that tells what was found."""
+    expected, expected_id = (EXPECTED | EXPECTED_INT8, EXPECTED_INT8_ID) if is_int8 else (EXPECTED, EXPECTED_ID)
+    return expected_id if all(expected.get(name) == value for name, value in found.items()) else _combined(found)
 
 
 def _combined(digests: dict[str, str]) -> str:
@@ -138,3 +139,4 @@ def _combined(digests: dict[str, str]) -> str:
 
 
 EXPECTED_ID = _combined(EXPECTED)
+EXPECTED_INT8_ID = _combined(EXPECTED | EXPECTED_INT8)

@@ -3,7 +3,7 @@
 A micro-kernel takes R rows of x against 16 outputs and a range of blocks: in each block two fma chains (even inputs,
 odd inputs), added, then joined to the total by the block's scale and minimum (`docs/numerics.md`, *Products*). R only
 says how many rows load a weight together. Rows come in *tiles* that `rows.py` prepares: values [inputs][R], then the
-block sums [blocks][R].
+block sums [blocks][R]. Products of 8-bit activations differ in their micro-kernel alone (`int8.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from numba.core import cgutils
 from ...layout import BLOCK_COLS, NUM_SEGMENTS, weight_format
 from .codes import BlockReader, Scale, block_addresses
 from .compiled import intrinsic, kernel
-from .limits import MAX_TILE_ROWS
+from .int8 import emit_int8_tile
+from .limits import FORM_F32, FORM_INT8, INT8_BLOCK_BYTES, MAX_TILE_ROWS, TILE_BLOCK_BYTES
 from .machine import I, stack_bytes
 from .vector import I64, V32, ZERO, Emitter, compile_target, const_i64
 
@@ -43,7 +44,7 @@ def tile_rows(typing, left):
 
 def _emit_tile(e: Emitter, kind: str, rows: int, args: list[ir.Value]) -> None:
     """Sums of `rows` rows × 16 outputs over blocks [lo, hi) → out f32 [rows, 16]."""
-    group, lo, hi, x, sums, out = args
+    group, lo, hi, x, sums, _, out = args
     b = e.b
     totals = [e.variable(ZERO) for _ in range(rows)]
     with cgutils.for_range_slice(b, lo, hi, const_i64(1), intp=I64) as (index, _):
@@ -72,10 +73,18 @@ def _emit_tile(e: Emitter, kind: str, rows: int, args: list[ir.Value]) -> None:
         e.store(b.load(totals[row]), out, row * 64, align=64)
 
 
-def _tile_intrinsic(kind: str) -> Callable[..., None]:
+_EMITTERS = {FORM_F32: _emit_tile, FORM_INT8: emit_int8_tile}
+_BLOCK_BYTES = {FORM_F32: TILE_BLOCK_BYTES, FORM_INT8: INT8_BLOCK_BYTES}  # of a row in a tile, sums included
+_VALUE_BYTES = {FORM_F32: BLOCK_COLS * 4, FORM_INT8: BLOCK_COLS}  # of these the values
+
+
+def _tile_intrinsic(kind: str, form: int) -> Callable[..., None]:
+    emit_tile = _EMITTERS[form]
+
     @intrinsic
-    def dot_tile(typing, rows, group, lo, hi, x, sums, out):
-        """The micro-kernel for a tile of `rows` rows; `rows` is what `tile_rows` gave."""
+    def dot_tile(typing, rows, group, lo, hi, x, sums, plane, out):
+        """The micro-kernel for a tile of `rows` rows; `rows` is what `tile_rows` gave. `plane`: bytes of one of the
+        [blocks][R] arrays at `sums`."""
 
         def codegen(context, builder, signature, args):
             done = builder.append_basic_block("tile.done")
@@ -84,12 +93,12 @@ def _tile_intrinsic(kind: str) -> Callable[..., None]:
                 block = builder.append_basic_block(f"tile.{rows}")
                 switch.add_case(const_i64(rows), block)
                 builder.position_at_end(block)
-                _emit_tile(Emitter(builder), kind, rows, args[1:])
+                emit_tile(Emitter(builder), kind, rows, args[1:])
                 builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
 
-        return types.void(*[I] * 7), codegen
+        return types.void(*[I] * 8), codegen
 
     return dot_tile
 
@@ -119,18 +128,19 @@ def _store_sums(typing, partial, count, rows, y, y_stride):
     return types.void(I, I, I, I, I), codegen
 
 
-def make_product(kind: str) -> Any:
-    """The product function of a weight kind, compiled by numba.
+def make_product(kind: str, form: int = FORM_F32) -> Any:
+    """The product function of a weight kind and a form of activations, compiled by numba.
 
     (weights, num_blocks, lo, hi, x, rows, y, y_stride, segments, first, end): groups [lo, hi) of the matrix at
     `weights`, which has `num_blocks` blocks a row, times `rows` rows in tiles at `x`; group g's 16 outputs of row r go
     to y + r · y_stride + (g − lo) · 64. The blocks are summed in `segments` contiguous parts (1, or 8), of which
     [first, end) are taken, 1, 2, 4 or 8 of them, and added by a fixed tree; x holds the inputs of these only.
     """
-    dot_tile = _tile_intrinsic(kind)
+    dot_tile = _tile_intrinsic(kind, form)
     fmt = weight_format(kind)
     unit_blocks, unit_bytes = fmt.unit_blocks, fmt.unit_bytes
-    partial_bytes, max_rows, block_cols = _PARTIAL_BYTES, MAX_TILE_ROWS, BLOCK_COLS
+    partial_bytes, max_rows = _PARTIAL_BYTES, MAX_TILE_ROWS
+    block_bytes, value_bytes = _BLOCK_BYTES[form], _VALUE_BYTES[form]
 
     @kernel
     def product(weights, num_blocks, lo, hi, x, rows, y, y_stride, segments, first, end):
@@ -142,15 +152,16 @@ def make_product(kind: str) -> Any:
         while row < rows:
             tile = tile_rows(rows - row)
             live = min(tile, rows - row)
-            values = x + row * tile_blocks * (block_cols + 1) * 4
-            sums = values + (tile_blocks * block_cols - start) * tile * 4  # where block 0 would lie
-            values -= start * block_cols * tile * 4
+            values = x + row * tile_blocks * block_bytes
+            sums = values + (tile_blocks * value_bytes - start * 4) * tile  # where block 0 would lie
+            values -= start * value_bytes * tile
+            plane = tile_blocks * tile * 4
             target = y + row * y_stride
             for group in range(lo, hi):
                 address = weights + group * group_bytes
                 for s in range(first, end):
                     block, after = s * num_blocks // segments, (s + 1) * num_blocks // segments
-                    dot_tile(tile, address, block, after, values, sums, partial + (s - first) * max_rows * 64)
+                    dot_tile(tile, address, block, after, values, sums, plane, partial + (s - first) * max_rows * 64)
                 _store_sums(partial, end - first, live, target + (group - lo) * 64, y_stride)
             row += tile
 

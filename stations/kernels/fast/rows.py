@@ -13,6 +13,8 @@ from numba.core import cgutils
 from ...layout import BLOCK_COLS, GROUP_ROWS, weight_format
 from .codes import BlockReader, Scale, block_addresses
 from .compiled import intrinsic, kernel
+from .int8 import quantise_row
+from .limits import FORM_INT8
 from .machine import I, copy_bytes, copy_row, load_f32, store_f32
 from .vector import F32, I32, I64, LANES, V32, VI32, ZERO, Emitter, const_f32, const_i64
 
@@ -127,19 +129,22 @@ def place_row(tile, size, index, row, num_blocks):
 
 
 @kernel
-def prepare_tile(tile, source, source_stride, size, rows, width, num_blocks, weight, eps, spare):
+def prepare_tile(tile, source, source_stride, size, rows, width, num_blocks, weight, eps, spare, form):
     """One tile of `size` rows, of which the first `rows` are source rows, normed when `weight` is an address, and the
-    others zeros. `spare`: room for one row of num_blocks · 32 values."""
+    others zeros. `spare`: room for one row of num_blocks · 32 values. `form`: f32 or 8 bits (`limits.py`)."""
     padded = num_blocks * BLOCK_COLS
     for index in range(size):
-        row = tile if size == 1 else spare
+        row = tile if size == 1 and form != FORM_INT8 else spare
         if index >= rows:
             copy_row(row, spare, 0, padded)
         elif weight != 0:
             norm_row(row, source + index * source_stride, weight, width, padded, eps)
         else:
             copy_row(row, source + index * source_stride, width, padded)
-        place_row(tile, size, index, row, num_blocks)
+        if form == FORM_INT8:
+            quantise_row(tile, size, index, row, num_blocks)
+        else:
+            place_row(tile, size, index, row, num_blocks)
 
 
 def make_lookup(kind: str):

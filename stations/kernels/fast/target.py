@@ -46,6 +46,16 @@ class Target:
         return self.is_x86 and self.has("avx512f")
 
     @property
+    def has_dot_product(self) -> bool:
+        """Four products of bytes added to each of 16 words in one instruction."""
+        return self.is_x86 and self.has("avx512vnni")
+
+    @property
+    def has_narrow_dot_product(self) -> bool:
+        """The same for 8 words."""
+        return self.is_x86 and self.has("avxvnni")
+
+    @property
     def has_half_conversion(self) -> bool:
         """f16 → f32 in the CPU; elsewhere LLVM would call a library function that may not exist."""
         return self.is_arm or (self.is_x86 and (self.has("f16c") or self.has("avx512f")))

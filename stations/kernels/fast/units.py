@@ -1,7 +1,7 @@
 """The units of compiled code: what is compiled as one object file and found in it under one name.
 
-A unit is named `layers`, `attend`, `product.KIND` or `lookup.KIND`; a backend loads those of its weight kinds only.
-All take int64 arguments. Imports numba only when a unit is built.
+A unit is named `layers`, `attend`, `product.KIND`, `int8.KIND` or `lookup.KIND`; a backend loads those of its weight
+kinds only. All take int64 arguments. Imports numba only when a unit is built.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from ...layout import FORMATS
+from ...layout import FORMATS, weight_format
+from .limits import FORM_F32, FORM_INT8
 
 LAYERS, ATTEND = "layers", "attend"
-_NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, "product": 11, "lookup": 4}
-_COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 4.0, "product": 0.9, "lookup": 0.1}  # about, to share work out
-STRAIGHT_FAMILIES = ("product", "lookup")  # long vector code without branches
+_NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, "product": 11, "int8": 11, "lookup": 4}
+_COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 4.0, "product": 0.9, "int8": 0.7, "lookup": 0.1}  # about, to share work out
+STRAIGHT_FAMILIES = ("product", "int8", "lookup")  # long vector code without branches
 
 _PACKAGE = Path(__file__).parent
 _KV_TABLE = "../../kv/table.py"
@@ -26,10 +27,11 @@ _LAYOUT = ("../../layout/formats.py", "../../layout/matrix.py")
 _COMMON = ("compiler.py", "compiled.py", "target.py", "vector.py", "machine.py", "limits.py", "units.py")
 # what a unit is made from: a change there, and only there, makes it another unit in the compile cache
 SOURCES = {
-    LAYERS: (*_COMMON, "fields.py", "codes.py", "product.py", "rows.py", "rope.py", "kv_codes.py", "jobs.py", "pool.py",
-             "layers.py", _KV_TABLE, *_LAYOUT),
+    LAYERS: (*_COMMON, "fields.py", "codes.py", "product.py", "int8.py", "rows.py", "rope.py", "kv_codes.py", "jobs.py",
+             "pool.py", "layers.py", _KV_TABLE, *_LAYOUT),
     ATTEND: (*_COMMON, "attend_unit.py", "attention*.py", _KV_TABLE),
     "product": (*_COMMON, "codes.py", "product.py", *_LAYOUT),
+    "int8": (*_COMMON, "codes.py", "product.py", "int8.py", *_LAYOUT),
     "lookup": (*_COMMON, "codes.py", "rows.py", *_LAYOUT),
 }  # fmt: skip
 
@@ -49,7 +51,7 @@ def unit(name: str) -> Unit:
 
 @cache
 def source_digest(family: str) -> str:
-    """Hash of the sources of a family of units ("layers", "attend", "product", "lookup"), hex."""
+    """Hash of the sources of a family of units ("layers", "attend", "product", "int8", "lookup"), hex."""
     digest = blake3()
     for pattern in SOURCES[family]:
         for path in sorted(_PACKAGE.glob(pattern) if "/" not in pattern else _outside(pattern)):
@@ -74,21 +76,30 @@ def compile_cost_s(name: str) -> float:
     return _COMPILE_COST_S[name.partition(".")[0]]
 
 
-def product_unit(kind: str) -> str:
-    return f"product.{kind}"
+def product_unit(kind: str, form: int = FORM_F32) -> str:
+    """The unit that multiplies matrices of a kind by activations of a form."""
+    return f"{'int8' if form == FORM_INT8 else 'product'}.{kind}"
+
+
+def activation_form(kind: str, *, is_int8: bool) -> int:
+    """The form in which matrices of a kind read activations: 8 bits only in that kernel set, and beside codes."""
+    return FORM_INT8 if is_int8 and weight_format(kind).code_bits <= 8 else FORM_F32
 
 
 def lookup_unit(kind: str) -> str:
     return f"lookup.{kind}"
 
 
-def units_of(product_kinds: Iterable[str], lookup_kinds: Iterable[str] = ()) -> tuple[str, ...]:
+def units_of(
+    product_kinds: Iterable[str], lookup_kinds: Iterable[str] = (), *, is_int8: bool = False
+) -> tuple[str, ...]:
     """Names of the units that matrices of these kinds need, the slowest to compile first."""
-    products = tuple(product_unit(kind) for kind in sorted(set(product_kinds)))
+    kinds = sorted(set(product_kinds))
+    products = tuple(product_unit(kind, activation_form(kind, is_int8=is_int8)) for kind in kinds)
     return (LAYERS, ATTEND, *products, *(lookup_unit(kind) for kind in sorted(set(lookup_kinds))))
 
 
-ALL_UNITS = units_of(FORMATS, FORMATS)
+ALL_UNITS = tuple(dict.fromkeys((*units_of(FORMATS, FORMATS), *units_of(FORMATS, is_int8=True))))
 
 
 def build(name: str) -> Any:
@@ -102,10 +113,10 @@ def build(name: str) -> Any:
         from .attend_unit import attend_heads
 
         return attend_heads
-    if family == "product":
+    if family in ("product", "int8"):
         from .product import make_product
 
-        return make_product(kind)
+        return make_product(kind, FORM_INT8 if family == "int8" else FORM_F32)
     from .rows import make_lookup
 
     return make_lookup(kind)

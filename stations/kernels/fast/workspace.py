@@ -18,6 +18,7 @@ from . import fields as f
 from .limits import (
     ATTEND_ROWS,
     CHUNK_BYTES,
+    INT8_BLOCK_BYTES,
     MAX_QUERIES,
     MAX_TILE_ROWS,
     TILE_BLOCK_BYTES,
@@ -34,8 +35,9 @@ _MIN_HELPED_BYTES = 4096
 class Workspace:
     """WORK and POOL records of one backend. `record` holds the address that calls pass."""
 
-    def __init__(self, card: ModelCard, attend_address: int, num_helpers: int) -> None:
+    def __init__(self, card: ModelCard, attend_address: int, num_helpers: int, *, is_int8: bool = False) -> None:
         self._card = card
+        self._is_int8 = is_int8
         self._num_helpers = num_helpers
         self._rows = self._keys = 0
         self._area = np.zeros(0, np.uint8)
@@ -71,7 +73,8 @@ class Workspace:
         self._keys = _grown(keys, self._keys, _MIN_KEYS)
         card, work, padded_rows = self._card, self.work, self._rows + MAX_TILE_ROWS
         widths = [padded_cols(n) for n in (card.hidden_size, card.num_heads * card.head_dim, card.ffn_size)]
-        tile_row = max(widths) // BLOCK_COLS * TILE_BLOCK_BYTES
+        blocks = max(widths) // BLOCK_COLS
+        tile_row = blocks * TILE_BLOCK_BYTES
         group = card.num_heads // card.num_kv_heads
         stage = max(CHUNK_BYTES, MAX_TILE_ROWS * tile_row, max(ATTEND_ROWS, MAX_QUERIES) * group * card.head_dim * 4)
         scratch = max(
@@ -85,6 +88,7 @@ class Workspace:
             f.WORK_HEADS_OUT: self._rows * int(work[f.WORK_HEADS_STRIDE]),
             f.WORK_U: self._rows * int(work[f.WORK_U_STRIDE]),
             f.WORK_TILES: padded_rows * tile_row,
+            f.WORK_INT8_TILES: padded_rows * blocks * INT8_BLOCK_BYTES if self._is_int8 else 0,
             f.WORK_SCRATCH: (1 + self._num_helpers) * (stage + scratch),
         }
         self._area = _aligned(sum(_lines(size) for size in sizes.values()))

@@ -64,6 +64,11 @@ class LayerKvCache(AttendFamily):
         return is_own and super().is_evictable
 
     @property
+    def stores_no_rows(self) -> bool:
+        """Whether what was read is held in another form than rows, or is about to be."""
+        return self._ring is not None or self._overlay is not None or self.wire_kind is not RecordKind.FULL
+
+    @property
     def barriers(self) -> Barrier | None:
         """The positions at which the layer changes form, or None."""
         if self._overlay is not None and self._overlay.boundary is not None:

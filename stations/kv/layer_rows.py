@@ -21,7 +21,7 @@ from .eviction import EvictionPolicy
 from .importance import Importance
 from .memory import padded
 from .reading import Reading
-from .row_store import check_mode, describe, make_store, read_rows, stored_bytes
+from .row_store import RowPair, check_mode, describe, first_rows, make_store, read_rows, stored_bytes
 from .streams import F32, I64
 from .table import HEADER_FIELDS, TABLE_FIELDS, Header
 
@@ -143,6 +143,15 @@ class LayerRows:
         if slot is None:
             return np.zeros((0, self.head_dim), np.float32)
         return read_rows(self._store, slot, 0, keys=keys)
+
+    def rows_below(self, position: int) -> list[RowPair]:
+        """The storage of the rows below `position`, shared with the layer and shorter where that holds more: to be read
+        until the layer's next change. Raises RollbackError where such rows have changed form or left."""
+        gone = max(self._next - position, 0)
+        if gone and position < self.rollback_floor:
+            floor = self.rollback_floor
+            raise RollbackError(f"rows below {position} cannot be told apart: rows changed form at {floor}")
+        return first_rows(self._store, max(self.seq_len - gone, 0))
 
     # rows in and out
 

@@ -7,6 +7,7 @@ rows from 0; positions, generations and importance are the layer's.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Protocol, cast
 
@@ -325,6 +326,19 @@ def read_rows(store: RowStore, slot: int, first: int, *, keys: bool) -> F32:
     if not pieces:
         pieces = [store.segments()[0].keys.read(slot, 0, 0)]
     return cast(F32, np.concatenate(pieces))
+
+
+def first_rows(store: RowStore, rows: int) -> list[RowPair]:
+    """The first `rows` stored rows as segments that share the memory of the storage."""
+    found = []
+    for pair in store.segments():
+        count = min(pair.rows, rows)
+        rows -= count
+        if count:
+            keys, values = copy.copy(pair.keys), copy.copy(pair.values)
+            keys.rows = values.rows = count
+            found.append(RowPair(keys, values))
+    return found
 
 
 def describe(store: RowStore, fields: I64) -> int:

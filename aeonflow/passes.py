@@ -73,13 +73,15 @@ class PassContext(msgspec.Struct, frozen=True):
             raise BadTensorError(f"line {line} carries no seeds: lines {', '.join(map(str, LINE_PORTS))} do")
         if token_seq != self.first:
             raise BadTensorError(f"seed of position {token_seq} from the pass at {self.first}: its first row is meant")
-        if payload.ndim != 2 or payload.itemsize != 4 or payload.shape[0] != self.rows:
-            raise BadTensorError(f"seed of shape {payload.shape}: {self.rows} rows of f32 are expected")
-        check_seed_bytes(self.rows, payload.shape[1])
+        shape = payload.shape or ()
+        if len(shape) != 2 or payload.itemsize != 4 or shape[0] != self.rows:
+            raise BadTensorError(f"seed of shape {shape}: {self.rows} rows of f32 are expected")
+        width = shape[1]
+        check_seed_bytes(self.rows, width)
         layer = destination_layer(line, src_layer)
         seed = Tensor(
             self.session, self.epoch, self.base, self.settled, self.first, self.rows, layer, self.kind,
-            LINE_PORTS[line], self.options, DType.F32, self.route, self.hop, self.rows, payload.shape[1],
+            LINE_PORTS[line], self.options, DType.F32, self.route, self.hop, self.rows, width,
             payload.cast("B"),
         )  # fmt: skip
         tensors = [seed]

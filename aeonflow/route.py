@@ -9,6 +9,7 @@ A station never stores edges: it holds the whole table (`messages.Route`) and as
     gate_up l         → u to down l
     ffn l, slice i    → f (part i) to whoever takes the input of layer l+1, which adds x = h + the sum of the slices
     down l, block ..l → x to the holder of layer l+1's input, after the last layer to every head part
+    down l, bypassed  → f there; h of attn l reaches it as a seed, and down gets u alone (`is_bypassed` of l+1)
     head part i       → logits (part i) or the acknowledgement to the host
 """
 
@@ -68,6 +69,8 @@ def successors(route: Route, role: str, layer: int) -> list[Hop]:
     if role == "attn":
         if slices := ffn_slices(route, layer):
             return [*(Hop(c.station, bands.FFN, layer, Port.N) for c in slices), *_into(route, layer + 1, Port.H)]
+        if is_bypassed(route, layer + 1):
+            return [Hop(holder(route, "gate_up", layer).station, bands.GATE_UP, layer, Port.N)]
         gate_up, down = holder(route, "gate_up", layer), holder(route, "down", layer)
         return [
             Hop(gate_up.station, bands.GATE_UP, layer, Port.N),
@@ -75,6 +78,8 @@ def successors(route: Route, role: str, layer: int) -> list[Hop]:
         ]
     if role == "gate_up":
         return [Hop(holder(route, "down", layer).station, bands.DOWN, layer, Port.U)]
+    if role == "down" and is_bypassed(route, layer + 1):
+        return _into(route, layer + 1, Port.F)
     if role in ("down", "block"):
         return _into(route, layer + 1, Port.X)
     if role == "embed":
@@ -84,6 +89,11 @@ def successors(route: Route, role: str, layer: int) -> list[Hop]:
     if role == "head":
         return []
     raise PlanError(f"role {role!r} has no place in a chain")
+
+
+def is_bypassed(route: Route, layer: int) -> bool:
+    """Does h of the layer below reach the attention of `layer` as a seed, and from down only the ffn's share?"""
+    return route.pair_x == "bypass" and layer in route.seeded
 
 
 def check_pair_x(route: Route) -> None:

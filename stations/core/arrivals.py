@@ -34,6 +34,7 @@ from .queue import Job, JobQueue
 from .routes import Routes
 from .session import Relation, Session
 from .sessions import SessionTable
+from .shadows import Shadows
 from .stages import CompiledRoute, Stage
 
 Array = npt.NDArray[Any]
@@ -53,6 +54,7 @@ class Arrivals:
         counters: Counters,
         emitter: Emitter,
         failures: Failures,
+        shadows: Shadows,
     ) -> None:
         self._queue = queue
         self._limits = limits
@@ -63,6 +65,7 @@ class Arrivals:
         self._events = counters.events
         self._emitter = emitter
         self._failures = failures
+        self._shadows = shadows
 
     def receive(
         self, link: int, stream: int, sequence: int, role: str, payload: Buffer, is_host: bool, now: float
@@ -90,7 +93,7 @@ class Arrivals:
                 return
             session.last_used_s = now
             route = self._routes.get(session.owner, head.route)
-            stages = find_stages(route, stream, role, head)
+            stages = find_stages(route, stream, role, tensors)
             self._intake.check_rows(head, session.max_positions)
             arrays = [self._intake.array(tensor, stages[0]) for tensor in tensors]
             if not is_current:
@@ -111,9 +114,16 @@ class Arrivals:
             except CallError as error:
                 self._failures.fail(session, head, stream, layer, None, error)
 
+    def arrived(
+        self, session: Session, route: CompiledRoute, stage: Stage, head: Tensor, array: Array, port: int
+    ) -> None:
+        """An input of a stage that came by another way than a message of its own. CallError as for any other."""
+        self._arrive(session, route, stage, head, array, port, 0, None)
+
     def adopt(self, session: Session, epoch: int, base: int) -> None:
         """The one way into a newer epoch: caches cut, joins dropped, queued jobs of older epochs dropped."""
         self._events["epochs"] += 1
+        self._events["seeds_expired"] += len(session.seeds)
         session.adopt(epoch, base)
         self.drop_queued(session, "stale_jobs", "has left that epoch")
 
@@ -131,6 +141,7 @@ class Arrivals:
         """Nothing of this session's epoch is to be trusted: drop what waits of it until the host starts another."""
         session.is_poisoned = True
         session.joins.clear()
+        self._events["seeds_expired"] += session.seeds.clear()
         self.drop_queued(session, "poisoned_frames", "is poisoned")
 
     def poisoned(
@@ -170,7 +181,7 @@ class Arrivals:
         head, inputs = tensors[0], stage.inputs
         if stage.has_cache and head.kind:
             self._failures.drop(session, head, caller, stage.stream, "drafts_dropped", "takes no draft at a cache")
-        elif len(arrays) == 1 and (len(inputs) == 1 or caller is None):
+        elif len(arrays) == 1 and (len(inputs) == 1 or caller is None or stage.joined_slices == 1):
             self._arrive(session, route, stage, head, arrays[0], head.port, head.options >> 3, caller)
         else:
             ports = [tensor.port for tensor in tensors]
@@ -196,7 +207,7 @@ class Arrivals:
         if stage.slots == 1:
             self._enter(session, route, stage, head, [array], caller)
         else:
-            self._join(session, route, stage, head, array, stage.slot(port, part))
+            self._join(session, route, stage, head, array, stage.slot(port, part), caller)
 
     def _enter(
         self,
@@ -220,14 +231,25 @@ class Arrivals:
             inputs = [add_slices(inputs)]
         elif stage.joined_embeds:
             inputs = [sum_parts(inputs)]
+        if stage.shadowed and not head.kind:
+            self._shadows.chain_delivered(session, stage, stage.shadowed, head, inputs[0])
         self._push(session, route, stage, head, tuple(inputs), caller)
 
     def _join(
-        self, session: Session, route: CompiledRoute, stage: Stage, head: Tensor, array: Array, slot: int
+        self,
+        session: Session,
+        route: CompiledRoute,
+        stage: Stage,
+        head: Tensor,
+        array: Array,
+        slot: int,
+        caller: Caller | None,
     ) -> None:
+        if caller is not None and not session.joins.is_open(stage.key, head):
+            raise CallError(f"layer {head.layer} was given f, its residual seed of position {head.first} has not come")
         if len(session.joins) >= self._limits.max_joins:
             raise OverloadedError(f"{len(session.joins)} joins of the session wait: at most {self._limits.max_joins}")
-        self._check_room(array.nbytes)
+        self.check_room(array.nbytes)
         try:
             joined = session.joins.add(stage.key, stage.slots, slot, array, head)
         except PoisonedError as error:
@@ -236,10 +258,10 @@ class Arrivals:
         if joined is Part.WAITING:
             return
         if isinstance(joined, Part):
-            self._events["duplicate_parts"] += 1
+            self._failures.drop(session, head, caller, stage.stream, "duplicate_parts", "has that part already")
             return
         whole, parts = joined
-        self._enter(session, route, stage, whole, parts, None)
+        self._enter(session, route, stage, whole, parts, caller)
 
     def _push(
         self,
@@ -253,10 +275,11 @@ class Arrivals:
         if self._queue.length >= self._limits.max_queued_jobs:
             raise OverloadedError(f"{self._queue.length} jobs wait: at most {self._limits.max_queued_jobs}")
         job = Job(stage, route, session, head, inputs, caller)
-        self._check_room(job.num_bytes)
+        self.check_room(job.num_bytes)
         self._queue.push(job)
 
-    def _check_room(self, num_bytes: int) -> None:
+    def check_room(self, num_bytes: int) -> None:
+        """OverloadedError when so many bytes more may not wait here."""
         waiting = self._queue.num_bytes + self._sessions.join_gauge.num_bytes
         if waiting + num_bytes > self._limits.max_queued_bytes:
             raise OverloadedError(

@@ -14,14 +14,14 @@ import numpy.typing as npt
 from ..kernels.base import Backend, Span
 from ..kv.layer_cache import LayerKvCache
 from .queue import Job
-from .stages import Stage
+from .stages import DELTA, Stage
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 
 
 class Batch:
-    """Jobs of one stage. `outputs[i]` are job i's arrays, in the order of OUTPUT_PORTS; `poisoned` the jobs whose rows
+    """Jobs of one stage. `outputs[i]` are job i's arrays, in the order of its outputs; `poisoned` the jobs whose rows
     are not finite; `error` what the kernels raised, if they did. `rows` is the number of rows computed.
     """
 
@@ -70,6 +70,8 @@ def _run(batch: Batch, backend: Backend) -> tuple[F32, ...]:
         return backend.attn(stage.layer, x, _spans(batch, 0))
     if role == "gate_up":
         return (backend.gate_up(stage.layer, x),)
+    if stage.form == DELTA:
+        return (backend.down_delta(stage.layer, x),)
     if role == "down":
         return (backend.down(stage.layer, x, _stacked(batch.jobs, 1)),)
     if role == "ffn":

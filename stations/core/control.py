@@ -87,6 +87,7 @@ class Control:
     def close_session(self, session: Session, event: str) -> None:
         """Forget a session and what waits of it; `event` counts why."""
         self._counters.events[event] += 1
+        self._counters.events["seeds_expired"] += len(session.seeds)
         self._sessions.close(session)
         self._arrivals.drop_queued(session, "closed_drops", "is closed")
 
@@ -176,6 +177,7 @@ class Control:
             "queued_jobs": self._queue.length,
             "queued_bytes": self._queue.num_bytes,
             "joins": sum(len(s.joins) for s in sessions),
+            "seed_slots": sum(len(s.seeds) for s in sessions),
             "join_bytes": self._sessions.join_gauge.num_bytes,
             "kv_bytes": sum(s.cached_bytes() for s in sessions),
             "kv_reserved_bytes": self._sessions.reserved_bytes,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from aeonflow.fano import LINES
+
 # Everything that is counted and has no number of its own to keep. All are in Stats from the start, at 0.
 EVENTS = (
     "jobs",
@@ -37,21 +39,68 @@ EVENTS = (
     "cancels",
     "seeds_sent",
     "seeds_received",
+    "seeds_completed",
     "seeds_dropped",
+    "seeds_duplicate",
+    "seeds_conflict",
+    "seeds_late",
+    "seeds_unknown",
+    "seeds_corrupt",
+    "seeds_wrong_sign",
+    "seeds_over_limit",
+    "seeds_expired",
     "stations_lost",
 )
 
 
-class Counters:
-    """`events[name]` counts; rows and compute seconds by role."""
+class ShadowFigures:
+    """Of one layer: seeds held against the chain's rows, how many were equal, and how far the others were off.
 
-    __slots__ = ("compute_s", "events", "max_batch_jobs", "rows")
+    `relative_sum` adds max |seed − x| / max |x| of every one that was not equal.
+    """
+
+    __slots__ = ("count", "equal", "max_abs", "relative_sum")
+
+    def __init__(self) -> None:
+        self.count = self.equal = 0
+        self.max_abs = self.relative_sum = 0.0
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain values; the mean is over all comparisons, an equal one being off by 0."""
+        mean = self.relative_sum / self.count if self.count else 0.0
+        return {"count": self.count, "equal": self.equal, "max_abs": self.max_abs, "mean_relative": mean}
+
+
+class Counters:
+    """`events[name]` counts; rows and compute seconds by role; seeds by line, shadow figures by layer."""
+
+    __slots__ = ("_seeds_received", "_seeds_sent", "_shadow", "compute_s", "events", "max_batch_jobs", "rows")
 
     def __init__(self) -> None:
         self.events: dict[str, int] = dict.fromkeys(EVENTS, 0)
         self.rows: dict[str, int] = {}
         self.compute_s: dict[str, float] = {}
         self.max_batch_jobs = 0
+        self._seeds_sent = [0] * len(LINES)
+        self._seeds_received = [0] * len(LINES)
+        self._shadow: dict[int, ShadowFigures] = {}
+
+    def seed_sent(self, line: int) -> None:
+        """A seed of `line` leaves."""
+        self.events["seeds_sent"] += 1
+        self._seeds_sent[line] += 1
+
+    def seed_received(self, line: int) -> None:
+        """A seed of `line` has come, whatever becomes of it."""
+        self.events["seeds_received"] += 1
+        self._seeds_received[line] += 1
+
+    def shadow_of(self, layer: int) -> ShadowFigures:
+        """The figures of `layer`, to add to."""
+        figures = self._shadow.get(layer)
+        if figures is None:
+            figures = self._shadow[layer] = ShadowFigures()
+        return figures
 
     def computed(self, role: str, jobs: int, rows: int, seconds: float) -> None:
         """One batch was computed."""
@@ -70,4 +119,15 @@ class Counters:
             "max_batch_jobs": self.max_batch_jobs,
             "rows": dict(self.rows),
             "compute_s": dict(self.compute_s),
+            "seed_lines": self._seed_lines(),
+            "shadow": {str(layer): self._shadow[layer].snapshot() for layer in sorted(self._shadow)},
+        }
+
+    def _seed_lines(self) -> dict[str, dict[str, int]]:
+        """Seeds sent and received by line, as in {"145": {"sent": 3, "received": 3}}; lines without any left out."""
+        both = zip(LINES, self._seeds_sent, self._seeds_received, strict=True)
+        return {
+            "".join(map(str, line.points)): {"sent": sent, "received": received}
+            for line, sent, received in both
+            if sent or received
         }

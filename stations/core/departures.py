@@ -19,6 +19,7 @@ from .counters import Counters
 from .emit import Emitter
 from .failures import Failures, kernel_error
 from .queue import Job, JobQueue
+from .seed_port import SeedPort
 
 Array = npt.NDArray[Any]
 
@@ -33,12 +34,14 @@ class Departures:
         counters: Counters,
         emitter: Emitter,
         failures: Failures,
+        seed_port: SeedPort,
     ) -> None:
         self._queue = queue
         self._arrivals = arrivals
         self._events = counters.events
         self._emitter = emitter
         self._failures = failures
+        self._seed_port = seed_port
 
     def next_batch(self) -> Batch | None:
         """What is computed next; None when nothing waits. Jobs that may not run any more are dropped on the way."""
@@ -132,6 +135,8 @@ class Departures:
                     self._emitter.forward(job, edge, outputs[edge.output])
                 else:
                     self._arrivals.deliver_inside(job, edge.stream, edge.layer, edge.port, outputs[edge.output])
+            if stage.seeds:
+                self._seed_port.send(job, outputs)
 
     def _poison_rows(self, job: Job) -> None:
         stage, head = job.stage, job.head

@@ -15,7 +15,7 @@ from .outbox import Outbox
 from .outgoing import Caller, ToStation
 from .queue import Job
 from .session import Session
-from .stages import OUTPUT_PORTS, Edge, Stage
+from .stages import Edge, Stage
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +51,7 @@ class Emitter:
         self._events["answers"] += 1
         head, stage = job.head, job.stage
         pieces: list[bytes | memoryview] = []
-        for port, array in zip(OUTPUT_PORTS[stage.role], outputs, strict=True):
+        for port, array in zip(stage.outputs, outputs, strict=True):
             pieces += self._tensor(head, stage, head.first, port, DType.F32, array)
         self._outbox.answer(caller, pieces)
 
@@ -74,7 +74,7 @@ class Emitter:
             self._outbox.unasked(session.owner, bands.HEAD, pieces)
 
     def _tensor(
-        self, head: Tensor, stage: Stage, first: int, port: Port, dtype: DType, array: Array
+        self, head: Tensor, stage: Stage, first: int, port: int, dtype: DType, array: Array
     ) -> list[bytes | memoryview]:
         prefix = PREFIX.pack(
             head.session, head.epoch, head.base, head.settled, first, head.rows, stage.layer, head.kind, port,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,13 @@ class Intake:
             raise BadTensorError(f"{Port(port).name} as {DType(tensor.dtype).name}: this station takes F32")
         return np.ndarray((tensor.dim0, width), _F32, tensor.data)
 
+    def hidden_rows(self, tensor: Tensor) -> Array:
+        """The rows of a residual seed, a view of the message f32 [rows, H]. BadTensorError for another shape."""
+        width = self._card.hidden_size
+        if (tensor.dtype, tensor.dim0, tensor.dim1) != (_DTYPE_F32, tensor.rows, width):
+            raise BadTensorError(f"seed of {tensor.dim0}x{tensor.dim1}: f32 {tensor.rows}x{width} is expected")
+        return np.ndarray((tensor.dim0, width), _F32, tensor.data)
+
     def check_answer(self, head: Tensor, stage: Stage) -> None:
         """All logits of a pass must fit one message. BadTensorError."""
         if head.want == Want.ALL:
@@ -82,9 +90,12 @@ class Intake:
         return ids
 
 
-def find_stages(route: CompiledRoute, stream: int, role: str, head: Tensor) -> tuple[Stage, ...]:
-    """The stages of `route` that take this input; a call to one of several shards names its part. BadTensorError."""
+def find_stages(route: CompiledRoute, stream: int, role: str, tensors: Sequence[Tensor]) -> tuple[Stage, ...]:
+    """The stages of `route` that take these inputs; a call to one of several shards names its part. BadTensorError."""
+    head = tensors[0]
     stages = route.stages.get((stream, head.layer))
+    if route.variants and len(tensors) == 1:
+        stages = route.variants.get((stream, head.layer, head.port), stages)
     if stages is None:
         layers = sorted(layer for at, layer in route.stages if at == stream)
         carried = f"{role} of layers {', '.join(map(str, layers))}" if layers else f"no {role}"

@@ -101,6 +101,10 @@ class Joins:
         self._count(-num_bytes)
         return join.head, parts
 
+    def is_open(self, key: StageKey, head: Tensor) -> bool:
+        """Does the pass of `head` wait here for more of its parts?"""
+        return (key, head.kind, head.first) in self._open
+
     def clear(self) -> None:
         """A new epoch: nothing of the old one completes any more."""
         self._open.clear()

@@ -25,6 +25,7 @@ class StationLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_routes: int = 256  # a host; beyond it the oldest that no session uses is forgotten
     max_queued_jobs: int = 4096
     max_queued_bytes: int = 512 * MIB  # rows that wait for compute, half-filled joins included
+    max_seed_slots: int = 1024  # a session; lost seeds would fill it, so slots expire too
     max_joins: int = 1024  # a session; a prefill has two a chunk in flight and layer
     max_decode_rows: int = 16  # a pass with more rows waits as a prefill chunk
     max_batch_rows: int = 512  # decode rows that share a call; a prefill chunk may come on top

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from aeonflow.errors import AeonflowError
 from aeonflow.frames import Buffer, Flags
 from aeonflow.messages import Vent, encode
-from aeonflow.tensors import PREFIX, Tensor
+from aeonflow.tensors import PREFIX, Kind, Tensor
 
 from .counters import Counters
-from .outgoing import FIN, UNASKED_FIRST, UNASKED_MASK, VENT, VENT_POISON, Caller, Outgoing, ToLink
+from .outgoing import FIN, UNASKED_FIRST, UNASKED_MASK, VENT, VENT_POISON, Caller, Outgoing, ToLink, ToStation
 from .session import Session
 from .sessions import SessionTable
 
@@ -73,8 +73,11 @@ class Outbox:
         self.unasked(session.owner, stream, [encode(vent)], VENT)
 
     def vent_unsent(self, outgoing: Outgoing, sessions: SessionTable, error: AeonflowError) -> None:
-        """A tensor message could not be sent (too large for that peer): its host learns which one."""
+        """A tensor message could not be sent (too large for that peer): its host learns which one, drafts aside."""
         session_id, epoch, _, _, first, _, layer, kind, *_ = PREFIX.unpack_from(outgoing.pieces[0])
+        if kind != Kind.CANONICAL and isinstance(outgoing, ToStation):
+            self._events["drafts_dropped"] += 1
+            return
         vent = encode(Vent(error.code, str(error), self._station, session_id, epoch, kind, first, layer))
         if isinstance(outgoing, ToLink):
             self._events["vents"] += 1

@@ -28,13 +28,14 @@ class ToLink(NamedTuple):
 
 
 class ToStation(NamedTuple):
-    """A one-way message to the station at `url`, under the shell's own sequence, for `session`."""
+    """A one-way message to the station at `url`, for `session`; under the shell's own sequence unless it has one."""
 
     url: str
     stream: int
     pieces: Sequence[Buffer]
     flags: Flags
     session: int
+    sequence: int | None = None
 
 
 Outgoing = ToLink | ToStation

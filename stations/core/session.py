@@ -15,6 +15,7 @@ from aeonflow.kv_options import Barrier, is_barrier, last_barrier, next_barrier
 
 from .joins import JoinGauge, Joins
 from .kv_layout import KvLayout
+from .seeds import SeedSlots
 from .stages import StageKey
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Session:
         "prefills",
         "queued",
         "route",
+        "seeds",
         "settled",
     )
 
@@ -90,6 +92,7 @@ class Session:
         self.caches: dict[int, LayerKvCache] = {}
         self.lost: RollbackError | None = None  # why rows below the epoch's base are not here any more
         self.joins = Joins(join_gauge)
+        self.seeds = SeedSlots(join_gauge)
         self.queued = 0  # jobs in the queue
         self.prefills: dict[StageKey, int] = {}  # prefill chunks in the queue, which later rows must not overtake
         self.passed: dict[tuple[str, int], int] = {}  # (role, layer) → position after the last row sent on
@@ -114,6 +117,7 @@ class Session:
         self.is_poisoned = False
         self.lost = None
         self.joins.clear()
+        self.seeds.clear()
         for at, position in self.passed.items():
             if position > base:
                 self.passed[at] = base

@@ -85,6 +85,7 @@ class SessionTable:
             session.joins.clear()
             del self._sessions[session.id]
             self.reserved_bytes -= session.kv_bytes
+            session.seeds.clear()
 
     def expired(self, now: float) -> list[Session]:
         """Sessions that nothing used for longer than their `idle_s`."""

@@ -6,7 +6,7 @@ table without edges: outputs go back to the caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,10 +15,11 @@ from aeonflow import bands
 from aeonflow.errors import BadTensorError, PlanError
 from aeonflow.frames import Flags
 from aeonflow.messages import Carrier, Route
-from aeonflow.route import ffn_slices, num_parts, successors
+from aeonflow.route import check_pair_x, ffn_slices, is_bypassed, num_parts, successors
 from aeonflow.tensors import Port
 
 from ..models.roles import END_ROLES, SLICED_ROLE, SLICES, RoleSpan
+from .seed_routes import BYPASS, SeedEdge, SeedKey, SeedRule, relay_rules, seed_edges, seed_rules
 
 INPUT_PORTS: dict[str, tuple[Port, ...]] = {
     "embed": (Port.IDS,),
@@ -43,7 +44,8 @@ PART_ROLES = (*END_ROLES, SLICED_ROLE)  # a station may carry several parts of o
 CACHE_ROLES = frozenset({"attn", "block"})
 _H = int(Port.H)
 
-StageKey = tuple[str, int, int, int, int]  # role, layer, hi, part, parts: what makes two jobs one batch
+StageKey = tuple[str, int, int, int, int]  # role and form, layer, hi, part, parts: what makes two jobs one batch
+DELTA = "delta"  # a form of down: it takes u alone and gives f, without the residual
 
 
 class Edge(NamedTuple):
@@ -52,7 +54,7 @@ class Edge(NamedTuple):
     url: str
     stream: int
     layer: int
-    output: int  # index into OUTPUT_PORTS of the role
+    output: int  # index into the stage's outputs
     port: int
     flags: Flags
 
@@ -74,6 +76,10 @@ class Stage(msgspec.Struct, frozen=True):
     stream: int
     inputs: tuple[int, ...]  # ports, as plain numbers: the hot path compares them
     has_cache: bool
+    outputs: tuple[int, ...] = ()  # ports of what is computed, in order
+    form: str = ""  # which arithmetic of the role; "": the plain one
+    seeds: tuple[SeedEdge, ...] = ()  # residual seeds sent with every pass
+    shadowed: int = 0  # x that arrives here is held against seeds, in slots that wait for this; 0: against none
 
     def slot(self, port: int, part: int) -> int:
         """Which of the inputs that meet here comes by `port` from shard or slice `part`. BadTensorError for none."""
@@ -91,23 +97,40 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class CompiledRoute(msgspec.Struct, frozen=True):
-    """The stages of one station on a route, by (stream, layer); several only for shards and slices."""
+    """The stages of one station on a route, by (stream, layer); several only for shards and slices.
+
+    `seeded`: who takes a residual seed, by (Fano line, layer, kind). `variants`: of the relay, stages that take other
+    inputs than the plain ones, by (stream, layer, port).
+    """
 
     route: int
     stages: dict[tuple[int, int], tuple[Stage, ...]]
     names: dict[str, str]  # url → name of every successor that is another station
     kv_layers: tuple[int, ...]
+    seeded: dict[SeedKey, tuple[Stage, SeedRule]] = {}
+    variants: dict[tuple[int, int, int], tuple[Stage, ...]] = {}
 
 
 def compile_local(spans: Iterable[RoleSpan]) -> CompiledRoute:
     """The relay's table: every role the station carries, answered to the caller. A block runs whole."""
     stages: dict[tuple[int, int], tuple[Stage, ...]] = {}
     layers: set[int] = set()
+    seeded: dict[SeedKey, tuple[Stage, SeedRule]] = {}
+    variants: dict[tuple[int, int, int], tuple[Stage, ...]] = {}
     for span in spans:
         for layer, hi in _entries(span.role, span.lo, span.hi):
-            _add(stages, _stage(RoleSpan(span.role, layer, hi, span.part, span.parts), None))
+            own = RoleSpan(span.role, layer, hi, span.part, span.parts)
+            rules = relay_rules(span.role, layer)
+            plain = _stage(own, None, shadowed=_shadowed(rules))
+            _add(stages, plain)
             layers.update(range(layer, hi + 1) if span.role in CACHE_ROLES else ())
-    return CompiledRoute(0, stages, {}, tuple(sorted(layers)))
+            if span.role == "attn":
+                joined = _stage(own, None, slices=1)
+                variants[bands.ATTN, layer, int(Port.F)] = (joined,)
+                seeded.update({at: (joined if rule is BYPASS else plain, rule) for at, rule in rules.items()})
+            elif span.role == "down":
+                variants[bands.DOWN, layer, int(Port.U)] = (_stage(own, None, form=DELTA),)
+    return CompiledRoute(0, stages, {}, tuple(sorted(layers)), seeded, variants)
 
 
 def compile_route(route: Route, self_index: int, spans: Sequence[RoleSpan], num_layers: int) -> CompiledRoute:
@@ -122,22 +145,39 @@ def compile_route(route: Route, self_index: int, spans: Sequence[RoleSpan], num_
     own = [c for c in route.carriers if c.station == self_index]
     for carrier in route.carriers:
         _check_carrier(route, carrier)
+    check_pair_x(route)
     for carrier in own:
         _check_carried(carrier, spans)
     parts = num_parts(route, "embed")
     stages: dict[tuple[int, int], tuple[Stage, ...]] = {}
     layers: set[int] = set()
+    seeded: dict[SeedKey, tuple[Stage, SeedRule]] = {}
     for c in own:
         for layer, hi in _entries(c.role, c.lo, c.hi):
             joined = parts if parts > 1 and layer == 0 and c.role in CACHE_ROLES else 0
             below = route.num_layers - 1 if c.role == "head" else layer - 1
             slices = len(ffn_slices(route, below)) if c.role in CACHE_ROLES or c.role == "head" else 0
-            edges = _edges(route, self_index, c, hi)
-            _add(stages, _stage(RoleSpan(c.role, layer, hi, c.part, c.parts), edges, joined, slices))
+            if c.role == "attn" and is_bypassed(route, layer):
+                slices = 1  # the whole ffn, as one slice: x = h + f, and h comes as a seed
+            form = DELTA if c.role == "down" and is_bypassed(route, layer + 1) else ""
+            rules = seed_rules(route, c, layer)
+            stage = _stage(
+                RoleSpan(c.role, layer, hi, c.part, c.parts),
+                _edges(route, self_index, c, hi, _outputs(c.role, form)),
+                joined,
+                slices,
+                form=form,
+                seeds=seed_edges(route, self_index, c, hi),
+                shadowed=_shadowed(rules),
+            )
+            _add(stages, stage)
+            seeded.update({at: (stage, rule) for at, rule in rules.items()})
             layers.update(range(layer, hi + 1) if c.role in CACHE_ROLES else ())
-    urls = {edge.url for row in stages.values() for stage in row for edge in stage.edges or () if edge.url}
+    used = [stage for row in stages.values() for stage in row]
+    urls = {edge.url for stage in used for edge in stage.edges or () if edge.url}
+    urls.update(edge.url for stage in used for edge in stage.seeds if edge.url)
     names = {station.url: station.name for station in route.stations if station.url in urls}
-    return CompiledRoute(route.route, stages, names, tuple(sorted(layers)))
+    return CompiledRoute(route.route, stages, names, tuple(sorted(layers)), seeded)
 
 
 def _entries(role: str, lo: int, hi: int) -> list[tuple[int, int]]:
@@ -147,16 +187,34 @@ def _entries(role: str, lo: int, hi: int) -> list[tuple[int, int]]:
     return [(lo, hi)] if role == "block" else [(layer, layer) for layer in range(lo, hi + 1)]
 
 
-def _stage(span: RoleSpan, edges: tuple[Edge, ...] | None, embeds: int = 0, slices: int = 0) -> Stage:
+def _shadowed(rules: Mapping[SeedKey, SeedRule]) -> int:
+    """What the slots wait for in which x is held against a seed; 0 where there are none."""
+    return next((rule.expected for rule in rules.values() if rule.mode == "shadow"), 0)
+
+
+def _outputs(role: str, form: str) -> tuple[Port, ...]:
+    return (Port.F,) if form == DELTA else OUTPUT_PORTS[role]
+
+
+def _stage(
+    span: RoleSpan,
+    edges: tuple[Edge, ...] | None,
+    embeds: int = 0,
+    slices: int = 0,
+    *,
+    form: str = "",
+    seeds: tuple[SeedEdge, ...] = (),
+    shadowed: int = 0,
+) -> Stage:
     role = span.role
-    inputs = SLICED_PORTS if slices else INPUT_PORTS[role]
+    inputs = SLICED_PORTS if slices else (Port.U,) if form == DELTA else INPUT_PORTS[role]
     return Stage(
         role=role,
         layer=span.lo,
         hi=span.hi,
         part=span.part,
         parts=span.parts,
-        key=(role, span.lo, span.hi, span.part, span.parts),
+        key=(f"{role} {form}" if form else role, span.lo, span.hi, span.part, span.parts),
         edges=edges,
         joined_embeds=embeds,
         joined_slices=slices,
@@ -165,6 +223,10 @@ def _stage(span: RoleSpan, edges: tuple[Edge, ...] | None, embeds: int = 0, slic
         stream=bands.ROLE_STREAMS[role],
         inputs=tuple(map(int, inputs)),
         has_cache=role in CACHE_ROLES,
+        outputs=tuple(map(int, _outputs(role, form))),
+        form=form,
+        seeds=seeds,
+        shadowed=shadowed,
     )
 
 
@@ -177,8 +239,7 @@ def _add(stages: dict[tuple[int, int], tuple[Stage, ...]], stage: Stage) -> None
     stages[at] = (*before, stage)
 
 
-def _edges(route: Route, self_index: int, carrier: Carrier, layer: int) -> tuple[Edge, ...]:
-    outputs = OUTPUT_PORTS[carrier.role]
+def _edges(route: Route, self_index: int, carrier: Carrier, layer: int, outputs: tuple[Port, ...]) -> tuple[Edge, ...]:
     hops = dict.fromkeys(successors(route, carrier.role, layer))  # two parts on one station are one hop
     edges = []
     for hop in hops:

@@ -35,12 +35,15 @@ from .departures import Departures
 from .emit import Emitter
 from .failures import Failures
 from .intake import Intake
+from .kv_layout import NO_SINKS
 from .limits import StationLimits
 from .outbox import Outbox
 from .outgoing import Caller, Outgoing
 from .queue import JobQueue
 from .routes import Routes
+from .seed_port import SeedPort
 from .sessions import SessionTable
+from .shadows import Shadows
 from .trace import Traces
 
 _ROLES = bands.STREAM_ROLES
@@ -84,13 +87,19 @@ class Station:
         self.sessions = SessionTable(limits, card)
         self._routes = Routes(self.spans, card.num_layers, limits.max_routes)
         self.queue = JobQueue(limits)
-        emitter = Emitter(self._outbox, self.counters, 0 if in_process else 1)
+        crossing = 0 if in_process else 1
+        emitter = Emitter(self._outbox, self.counters, crossing)
+        intake, shadows = Intake(card, limits), Shadows(limits, self.counters)
         failures = Failures(self.sessions, self._outbox, self.counters)
         self._arrivals = Arrivals(
-            self.queue, limits, Intake(card, limits), self.sessions, self._routes, self._outbox, self.counters,
-            emitter, failures,
+            self.queue, limits, intake, self.sessions, self._routes, self._outbox, self.counters,
+            emitter, failures, shadows,
         )  # fmt: skip
-        self._departures = Departures(self.queue, self._arrivals, self.counters, emitter, failures)
+        self._seed_port = SeedPort(
+            limits, intake, self.sessions, self._routes, self._outbox, self.counters, failures, self._arrivals, shadows,
+            crossing,
+        )  # fmt: skip
+        self._departures = Departures(self.queue, self._arrivals, self.counters, emitter, failures, self._seed_port)
         self._control = Control(
             name, pid, now, limits, self.sessions, self._routes, self.queue, self._arrivals, self._outbox,
             self.counters,
@@ -158,10 +167,11 @@ class Station:
         self._departures.finish(batch)
 
     def tick(self, now: float) -> None:
-        """Once a second: expire idle sessions."""
+        """Once a second: expire idle sessions, and slots that wait for seeds that were lost."""
         self._control.expire(now)
 
     def station_lost(self, url: str, reason: str) -> None:
+        self._seed_port.expire(now)
         """A successor is gone or cannot be reached: the hosts of every session that goes through it are told."""
         self._events["stations_lost"] += 1
         for session in self.sessions:
@@ -177,8 +187,7 @@ class Station:
     def _receive_other(self, caller: Caller, flags: Flags, payload: Buffer, now: float) -> None:
         stream, is_host = caller.stream, self._hosts[caller.link]
         if bands.is_seed(stream):
-            self._events["seeds_received"] += 1
-            self._events["seeds_dropped"] += 1
+            self._seed_port.receive(caller.link, stream, caller.sequence, payload, is_host, now)
         elif flags & Flags.POISON:
             self._receive_poison(caller.link, is_host, flags, payload)
         elif flags & Flags.VENT:

@@ -77,7 +77,8 @@ class Peer:
             self._wait(_Waiting(message))
             return
         try:
-            link.send(message.stream, link.next_sequence(), message.pieces, message.flags, now=now)
+            sequence = link.next_sequence() if message.sequence is None else message.sequence
+            link.send(message.stream, sequence, message.pieces, message.flags, now=now)
         except FrameTooLargeError as error:
             self._peers.on_unsent(message, error)
         except LinkClosedError:  # its on_close is on the way

@@ -37,7 +37,7 @@ class ChainPassage:
             tensor = one.tensor(
                 layer=0,
                 port=Port.IDS,
-                options=options_byte(want=one.want, part=part),
+                options=options_byte(grow=one.grow, want=one.want, part=part),
                 dtype=DType.U32,
                 route=self.route.route,
                 hop=int(station.is_remote),

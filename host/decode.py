@@ -1,7 +1,8 @@
-"""The step loop of one generation: prefill chunks out, an answer in, a token chosen, the next row out.
+"""The step loop of one generation: prefill chunks out, an answer in, its tokens chosen, the next rows out.
 
-Runs in the readers' callbacks, synchronously: between the arrival of logits and the departure of the next row lie the
-choice of the token and nothing else; hashing and text come after. What it produces goes to an `Outbox`, where
+Runs in the readers' callbacks, synchronously: between the arrival of logits and the departure of the next rows lie the
+choice of the tokens and nothing else; hashing and text come after. Which rows go out is `speculate.policy`'s business;
+what is emitted is what plain decoding would emit, ended where it would end. What comes out goes to an `Outbox`, where
 whoever iterates the generation picks it up.
 """
 
@@ -20,8 +21,9 @@ from aeonflow.tensors import Want
 from .prefill import Prefill, Window
 from .request import Request
 from .result import Chunk, FinishReason, TokenLogprob
-from .sampling import Choice, choose
-from .sequence import Answer, TokenSequence
+from .sampling import Choice, choose, choose_among
+from .sequence import F32, Answer, DraftAnswer, TokenSequence
+from .speculate.policy import Means, Speculation
 from .text import TextStream
 
 
@@ -57,7 +59,8 @@ class Outbox:
 
 
 class Decoder:
-    """One generation under way. `cap()` bounds the next prefill chunk while others decode (None: no bound).
+    """One generation under way. `cap()` bounds the next prefill chunk while others decode (None: no bound); `means`
+    are where guesses come from, at most `max_rows` rows a pass.
 
     `on_end` is called once: when the last token was chosen, at an error, at a cancellation. Passes may still be under
     way then; whoever owns the sequence closes it or begins a new epoch.
@@ -70,6 +73,8 @@ class Decoder:
         stream: TextStream,
         outbox: Outbox,
         *,
+        means: Means,
+        max_rows: int,
         cap: Callable[[], int | None],
         clock: Callable[[], float],
         on_end: Callable[[], None],
@@ -83,7 +88,11 @@ class Decoder:
         self.num_prefilled = 0
         self.started_s = clock()
         self.first_token_s = self.last_token_s = 0.0
-        self.hops = self.num_bytes = 0
+        self.hops = 0
+        self.decoded_bytes = 0  # of the host's frames, from the second token on
+        self.speculation = Speculation(
+            sequence, means, end=request.num_positions, max_rows=max_rows, pick=self._pick, clock=clock
+        )
         self._stream = stream
         self._outbox = outbox
         self._cap = cap
@@ -112,21 +121,29 @@ class Decoder:
         self.num_prefilled = len(prompt) - held
         self._prefill = Prefill(held, len(prompt), window)
         self.sequence.on_answer = self._answered
-        self.sequence.on_error = self.fail
+        self.sequence.on_error = self._failed
+        self.sequence.on_draft = self._drafted
         self._send_chunks(self._prefill)
+        self.speculation.read(prompt)
 
     def fail(self, error: BaseException) -> None:
         """End with an error, unless it is over."""
         if not self.is_over:
-            self._outbox.end(error)
-            self._on_end()
+            self._end(error)
 
     def cancel(self) -> None:
         """End where it is; what was emitted stands."""
         if not self.is_over:
             self.finish_reason = "cancelled"
-            self._outbox.end()
-            self._on_end()
+            self._end()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """Rows beyond what plain decoding would have fed are taken back, then everybody is told."""
+        self.speculation.stop()
+        if self.token_ids:
+            self.sequence.reject(len(self.request.prompt_ids) + len(self.token_ids) - 1)
+        self._outbox.end(error)
+        self._on_end()
 
     def _send_chunks(self, prefill: Prefill) -> None:
         while rows := prefill.next(self._chunk_cap()):
@@ -152,37 +169,93 @@ class Decoder:
         except Exception as error:  # a bug here must reach the caller, not the reader of the link
             self.fail(error)
 
+    def _failed(self, error: AeonflowError) -> None:
+        """The passes under way are lost; a new epoch mends what a guess may have broken."""
+        try:
+            if not self.is_over and not self.speculation.mend(error):
+                self.fail(error)
+        except Exception as worse:  # as in `_answered`
+            self.fail(worse)
+
+    def _drafted(self, answer: DraftAnswer) -> None:
+        try:
+            if not self.is_over:
+                self.speculation.drafted(answer)
+        except Exception as error:  # as in `_answered`
+            self.fail(error)
+
+    def _pick(self, draft: DraftAnswer) -> int:
+        return choose_among(draft.ids, draft.logits, self.request.sampling, draft.position + 1)
+
     def _step(self, answer: Answer) -> None:
-        """Choose a token, send it on its way, then hash and spell it."""
+        """Choose the tokens that the answer makes true, send what comes next, then hash and spell them."""
         if answer.logits is None:
             raise AeonflowError(f"position {answer.last} was acknowledged where logits were asked for")
-        row = answer.logits[-1]
+        num_known = len(self.token_ids)
+        chosen, reason = self._choose(answer.logits, answer.last) if num_known else self._choose_first(answer)
+        self.last_token_s = self._clock()
+        self.hops = answer.hops
+        if num_known:
+            self.decoded_bytes += answer.num_bytes
+        else:
+            self.first_token_s = self.last_token_s  # and its pass carried the prompt
+        rows = answer.logits if num_known else answer.logits[-1:]
+        is_spelled_first = len(chosen) > 1 and bool(self.request.stops)  # a stop string may end it before the last one
+        if is_spelled_first:
+            self._emit_all(rows, chosen, reason)
+        if reason is not None or self.is_over:
+            self.speculation.end_pass(answer.last)
+        elif num_known:
+            self.speculation.advance(answer.last)
+        else:
+            self.speculation.begin(chosen[0].token)
+        if not is_spelled_first:
+            self._emit_all(rows, chosen, reason)
+
+    def _choose_first(self, answer: Answer) -> tuple[list[Choice], FinishReason | None]:
+        assert answer.logits is not None
+        choice = self._choose_row(answer.logits[-1], answer.last + 1)
+        return [choice], self._reason(choice.token, 1)
+
+    def _choose(self, rows: F32, last: int) -> tuple[list[Choice], FinishReason | None]:
+        """The tokens behind rows of which the newest stands at `last`, as far as the rows were the true ones."""
+        chosen: list[Choice] = []
+        first = last + 1 - len(rows)
+        for index, row in enumerate(rows):
+            choice = self._choose_row(row, first + index + 1)
+            chosen.append(choice)
+            is_right = self.speculation.accept(choice.token)
+            reason = self._reason(choice.token, len(self.token_ids) + len(chosen))
+            if reason is not None or not is_right:
+                return chosen, reason
+        return chosen, None
+
+    def _choose_row(self, row: F32, position: int) -> Choice:
         trace = self.sequence.trace
         began_s = trace.clock() if trace is not None else 0.0
-        choice = choose(row, self.request.sampling, answer.last + 1)
+        choice = choose(row, self.request.sampling, position)
         if trace is not None:
-            self.sequence.record_choice(began_s, answer.last + 1)
-        token = choice.token
-        self.token_ids.append(token)
-        self.last_token_s = self._clock()
-        if len(self.token_ids) == 1:
-            self.first_token_s = self.last_token_s
-        self.hops = answer.hops
-        if len(self.token_ids) > 1:  # the first token's pass carried several rows
-            self.num_bytes = answer.num_bytes
-        reason: FinishReason | None = None
+            self.sequence.record_choice(began_s, position)
+        return choice
+
+    def _reason(self, token: int, count: int) -> FinishReason | None:
+        """Why the answer ends with `token`, its `count`th, for all that is known before it is spelled."""
         if token in self.request.eos_ids:
-            reason = "stop"
-        elif len(self.token_ids) == self.request.max_tokens:
-            reason = "length"
-        else:
-            self.sequence.send((token,), Want.LAST)
-        if self._hasher is not None:
-            self._hasher.update(np.ascontiguousarray(row, "<f4").data.cast("B"))
-        self._emit(choice, reason)
+            return "stop"
+        return "length" if count == self.request.max_tokens else None
+
+    def _emit_all(self, rows: F32, chosen: list[Choice], reason: FinishReason | None) -> None:
+        """Hash and spell; `reason` is the last one's. What was chosen beyond a stop string is not said."""
+        for index, choice in enumerate(chosen):
+            if self._hasher is not None:
+                self._hasher.update(np.ascontiguousarray(rows[index], "<f4").data.cast("B"))
+            self._emit(choice, reason if index == len(chosen) - 1 else None)
+            if self.is_over:
+                return
 
     def _emit(self, choice: Choice, reason: FinishReason | None) -> None:
         text = ""
+        self.token_ids.append(choice.token)
         if reason is None or choice.token not in self.request.eos_ids:
             text, is_stopped = self._stream.push(choice.token)
             if is_stopped:
@@ -200,5 +273,4 @@ class Decoder:
         self._outbox.put(Chunk(text, (choice.token,), reason, logprobs))
         if reason is not None:
             self.finish_reason = reason
-            self._outbox.end()
-            self._on_end()
+            self._end()

@@ -20,6 +20,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
+from aeonflow.tensors import PREFIX_BYTES
+
 from .card import HostCard
 from .decode import Decoder, Outbox
 from .errors import EngineClosedError
@@ -40,6 +42,8 @@ from .request import GenerateOptions, Prompt, Request, make_request
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
 from .setting import describe
+from .speculate.drafters import Drafters, make_drafters
+from .speculate.sizes import MAX_RUN
 from .status import engine_status, measured_pace
 from .trace import traced_to
 
@@ -60,6 +64,7 @@ class Engine:
         prefill_chunk: int | None,
         rejoin_s: float,
         pace: Pace,
+        drafters: Drafters,
         describe_setting: Callable[[Network], Setting],
         clock: Callable[[], float],
     ) -> None:
@@ -70,6 +75,7 @@ class Engine:
         self._prefill_chunk = prefill_chunk
         self._describe = describe_setting
         self._pace = pace
+        self._drafters = drafters
         self._described: tuple[int, Setting] | None = None
         self._decoders: set[Decoder] = set()
 
@@ -147,6 +153,7 @@ class Engine:
         transport: str | None = None,
         coalesce: bool | None = None,
         link_delay_ms: float | None = None,
+        speculate: str = "off",
         prefill_chunk: int | None = None,
         exact: bool = False,
         name: str | None = None,
@@ -173,6 +180,7 @@ class Engine:
             coalesce=_choice("coalesce", coalesce, fleet, True),
             link_delay_ms=_choice("link_delay_ms", link_delay_ms, fleet, 0.0),
             kv=make_kv_options(**kv),
+            speculate=speculate,
             prefill_chunk=prefill_chunk,
             exact=exact,
             name=name,
@@ -271,6 +279,8 @@ class Engine:
             sequence,
             text.stream(stops=request.stops, context=context),
             outbox,
+            means=self._drafters.means(None, can_pipeline=sequence.kv.o1 is None),
+            max_rows=self._max_decode_rows,
             cap=lambda: self._prefill_cap(decoder),
             clock=self.clock,
             on_end=ended,
@@ -284,6 +294,13 @@ class Engine:
             decoder.fail(error)
             raise
         return decoder
+
+    @property
+    def _max_decode_rows(self) -> int:
+        """Rows of a pass whose logits are all wanted: what stations take, and what their answers have room for."""
+        limits = [station.hello.limits for station in self.network.stations]
+        by_bytes = min(one.max_message_bytes for one in limits) // (4 * self.card.vocab_size + PREFIX_BYTES)
+        return max(1, min([1 + MAX_RUN, by_bytes, *(one.max_rows or by_bytes for one in limits)]))
 
     def _prefill_cap(self, decoder: Decoder) -> int | None:
         """The most rows of a prefill chunk now: bounded while another generation waits for its next token."""
@@ -303,12 +320,14 @@ async def _running(
     """Join the stations, probe the chain, and close the network at the end whatever happens."""
     try:
         await network.start(stations.links, stations.make_plan)
+        pace = await measured_pace(network, stations.cores)
         engine = cls(
             network,
             name=options.name or stations.name,
             prefill_chunk=options.prefill_chunk,
             rejoin_s=options.rejoin_s,
-            pace=await measured_pace(network, stations.cores),
+            pace=pace,
+            drafters=make_drafters(options.speculate, network, pace),
             describe_setting=lambda net: describe(options, net),
             clock=time.perf_counter,
         )

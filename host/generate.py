@@ -132,12 +132,18 @@ class Generation:
         logprobs: tuple[TokenLogprob, ...] = ()
         text, reason, logits_hash = "", FINISH_CANCELLED, None
         hops = num_bytes = cached = 0
+        interior_bytes = setting.interior_bytes
+        speculation: dict[str, Any] = {}
         if decoder is not None:
             token_ids, logprobs = tuple(decoder.token_ids), tuple(decoder.logprobs)
             text, logits_hash = "".join(decoder.texts), decoder.logits_hash
             reason = decoder.finish_reason or FINISH_CANCELLED
-            hops, num_bytes = decoder.hops, decoder.num_bytes
+            hops = decoder.hops
             cached = len(prompt) - decoder.num_prefilled
+            speculation = decoder.speculation.to_json()
+            if len(token_ids) > 1:
+                num_bytes = decoder.decoded_bytes // (len(token_ids) - 1)
+                interior_bytes = interior_bytes * speculation["rows"] // (len(token_ids) - 1)
         return Result(
             text=text,
             token_ids=token_ids,
@@ -152,7 +158,8 @@ class Generation:
             exactness=setting.exactness,
             kv=setting.kv,
             hops_per_token=hops,
-            bytes_per_token=num_bytes + setting.interior_bytes if num_bytes else setting.token_bytes,
+            bytes_per_token=num_bytes + interior_bytes if num_bytes else setting.token_bytes,
+            speculation=speculation,
             logits_hash=logits_hash,
             logprobs=logprobs if request.sampling.logprobs is not None else None,
         )

@@ -33,6 +33,7 @@ from .links import Dial, OnClose, OnMessage, StationLink
 from .network import Network
 from .plan import Plan, check, effect_of, from_hellos, make_plan
 from .request import check_count
+from .speculate.drafters import SpeculateMode
 
 TRANSPORTS = ("auto", "websockets", "picows")
 SOLO = "solo"
@@ -55,10 +56,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None
     deadline_s: float
     rejoin_s: float
+    speculate: str
 
     def check(self) -> None:
         """InvalidRequestError for a value outside its range, UnsupportedOptionError for what is not built yet."""
         effect_of("route", self.route)
+        effect_of("speculate", self.speculate)
+        SpeculateMode.parse(self.speculate)
         for option, value in exactness_options(self.kv).items():
             effect_of(option, value)
         if self.transport not in TRANSPORTS:
@@ -81,7 +85,6 @@ class LaunchOptions(EngineOptions, frozen=True, kw_only=True):
     kernels: str
     threads: int | None
     pair_x: str
-    speculate: str
     volumes: str
 
     @property
@@ -91,7 +94,7 @@ class LaunchOptions(EngineOptions, frozen=True, kw_only=True):
     def check(self) -> None:
         """As for the shared ones."""
         super().check()
-        for option in ("kernels", "pair_x", "speculate", "volumes"):
+        for option in ("kernels", "pair_x", "volumes"):
             effect_of(option, getattr(self, option))
         if not self.model:
             raise InvalidRequestError("model '': a name, a path or synthetic:… is needed")

@@ -30,6 +30,7 @@ from .noise import MAX_GUMBEL, MAX_SEED, MIN_GUMBEL, gumbel
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy: what noise could still decide there is a near-tie
 MAX_TEMPERATURE = 100.0
@@ -96,11 +97,26 @@ def choose(logits: F32, params: SamplingParams, position: int) -> Choice:
     peak = float(logits[best])
     if not math.isfinite(peak):  # argmax finds a NaN before any number
         raise PoisonedError(f"logits at position {position} hold {peak} at token {best}: the row cannot be trusted")
-    token = best if params.is_greedy else _sample(logits, peak, params, position)
+    token = best if params.is_greedy else _sample(logits, None, peak, params, position)
     return Choice(token, None if params.logprobs is None else _logprobs(logits, peak, token, params.logprobs))
 
 
-def _sample(logits: F32, peak: float, params: SamplingParams, position: int) -> int:
+def choose_among(ids: U32, logits: F32, params: SamplingParams, position: int) -> int:
+    """The token that stands at `position`, from the likeliest ones only: `ids` u32 [K] and their logits f32 [K].
+
+    What `choose` would choose, where it is among them: a guess. PoisonedError as there.
+    """
+    order = np.argsort(ids, kind="stable")
+    ids, logits = ids[order], logits[order]
+    best = int(logits.argmax())
+    peak = float(logits[best])
+    if not math.isfinite(peak):
+        raise PoisonedError(f"a draft for position {position} holds {peak} at token {ids[best]}")
+    return int(ids[best]) if params.is_greedy else _sample(logits, ids.astype(np.int64), peak, params, position)
+
+
+def _sample(logits: F32, ids: I64 | None, peak: float, params: SamplingParams, position: int) -> int:
+    """The token drawn; `ids` of the logits, rising, None where they are the whole vocabulary's."""
     if params.seed is None:
         raise InvalidRequestError("sampling at a temperature above 0 needs a seed: SamplingParams.with_seed gives one")
     temperature = params.temperature
@@ -123,6 +139,8 @@ def _sample(logits: F32, peak: float, params: SamplingParams, position: int) -> 
     if params.min_p:
         keep = np.flatnonzero(scaled >= math.log(params.min_p))
         tokens, scaled = tokens[keep], scaled[keep]
+    if ids is not None:
+        tokens = ids[tokens]
     return int(tokens[int((scaled + gumbel(params.seed, position, tokens)).argmax())])
 
 

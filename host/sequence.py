@@ -23,6 +23,7 @@ from aeonflow.tensors import Kind, Port, Tensor, Want
 from aeonflow.trace import Recorder, What
 
 F32 = npt.NDArray[np.float32]
+U32 = npt.NDArray[np.uint32]
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -39,6 +40,7 @@ class Pass(msgspec.Struct, frozen=True):
     rows: int
     want: Want
     ids: bytes
+    grow: bool = False  # a draft is to grow from it (Pair X)
 
     @property
     def last(self) -> int:
@@ -66,6 +68,14 @@ class Answer(NamedTuple):
     num_bytes: int
 
 
+class DraftAnswer(NamedTuple):
+    """What a draft's head said of the row at `position`: likeliest ids u32 [K] and their logits f32 [K], falling."""
+
+    position: int
+    ids: U32
+    logits: F32
+
+
 class Passage(Protocol):
     """A way through the stations: the answer comes to `sequence.answered`, an error to `sequence.failed`."""
 
@@ -76,6 +86,9 @@ class Passage(Protocol):
 
 class TokenSequence:
     """One session. `tokens` are the ids of all rows sent, `length` how many of them are answered for.
+
+    Several passes may be under way; answers that overtake an older one wait for it, so `on_answer` sees them in order.
+    Rows that turn out not to be what the text goes on with are taken back by `reject`, or by a new epoch.
 
     `barriers` are the positions at which some station's caches change form: no pass crosses one, and what lies below
     the last one passed cannot be restored by cutting. `is_cut_too_deep` after an epoch that would need it: stations
@@ -99,11 +112,13 @@ class TokenSequence:
         self.partial: dict[int, list[Tensor]] = {}
         self.on_answer: Callable[[Answer], None] = _nobody_listens
         self.on_error: Callable[[AeonflowError], None] = _nobody_cares
+        self.on_draft: Callable[[DraftAnswer], None] = _nobody_drafts
         self.trace: Recorder | None = None  # while a trace is recorded
         self._sent_s: dict[int, tuple[float, int]] = {}  # last position → when a pass left, its first: of a trace only
         self._passage = passage
         self._clock = clock
         self._in_flight: deque[int] = deque()
+        self._early: dict[int, Answer] = {}  # answers that overtook an older pass, by last position
         self._form_position = 0  # the last barrier at which a pass was sent
 
     @property
@@ -120,7 +135,11 @@ class TokenSequence:
         at = next_barrier(self.barriers, len(self.tokens))
         return None if at is None else at - len(self.tokens)
 
-    def send(self, ids: Sequence[int], want: Want, *, settled: int | None = None) -> None:
+    def starts_at_barrier(self) -> bool:
+        """Would the next pass start at a state barrier? It may be sent only once every row before it is final."""
+        return is_barrier(self.barriers, len(self.tokens))
+
+    def send(self, ids: Sequence[int], want: Want, *, settled: int | None = None, grow: bool = False) -> None:
         """The next rows, right behind those sent before. `settled`: rows below it are final (None: all sent before);
         a pass that starts at a barrier waits until everything before it is."""
         first = len(self.tokens)
@@ -134,7 +153,7 @@ class TokenSequence:
                 if final < first:
                     raise AssertionError(f"a pass at the state barrier {first} over rows settled below {final} only")
                 self._form_position = first
-        one = Pass(self.session, self.epoch, self.base, final, first, len(packed), want, packed.tobytes())
+        one = Pass(self.session, self.epoch, self.base, final, first, len(packed), want, packed.tobytes(), grow)
         self.tokens.extend(packed)
         if not self._in_flight:
             self.progress_s = self._clock()
@@ -155,9 +174,17 @@ class TokenSequence:
         self.base = self.length = base
         self.is_cut_too_deep = self.is_cut_too_deep or base < self._form_position
         del self.tokens[base:]
-        self._sent_s.clear()
-        self._in_flight.clear()
-        self.partial.clear()
+        self._forget_passes()
+
+    def reject(self, length: int) -> None:
+        """Rows from `length` on are not what the text goes on with: they count as not answered for, and the next epoch
+        begins at `length` or below."""
+        self.length = min(self.length, length)
+
+    @property
+    def is_tidy(self) -> bool:
+        """Is nothing under way, and every row that was sent answered for?"""
+        return not self._in_flight and self.length == len(self.tokens)
 
     def resumed(self) -> None:
         """All stations hold the rows below `base`, and no others."""
@@ -174,13 +201,17 @@ class TokenSequence:
 
     def answered(self, answer: Answer) -> None:
         """An answer of this epoch: passes are answered in the order they were sent; a duplicate is dropped."""
-        if answer.last < self.length:
+        if answer.last < self.length or answer.last in self._early:
             return
-        if not self._in_flight or answer.last != self._in_flight[0]:
+        if answer.last not in self._in_flight:
             expected = self._in_flight[0] if self._in_flight else "none"
             self.failed(RemoteProtocolError(f"an answer for position {answer.last}, expected {expected}"))
             return
-        self._in_flight.popleft()
+        self._early[answer.last] = answer
+        while self._in_flight and self._in_flight[0] in self._early:
+            self._deliver(self._early.pop(self._in_flight.popleft()))
+
+    def _deliver(self, answer: Answer) -> None:
         self.length = answer.last + 1
         self.progress_s = self._clock()
         if self.trace is not None and answer.last in self._sent_s:
@@ -190,9 +221,7 @@ class TokenSequence:
 
     def failed(self, error: AeonflowError) -> None:
         """The passes under way will not be answered. The rows below `length` are still good."""
-        self._sent_s.clear()
-        self._in_flight.clear()
-        self.partial.clear()
+        self._forget_passes()
         self.is_cut_too_deep = self.is_cut_too_deep or isinstance(error, RollbackError)
         self.on_error(error)
 
@@ -200,6 +229,12 @@ class TokenSequence:
         """`failed`, unless what the error is about has ended or been answered since."""
         if self.is_current(epoch) and self._in_flight:
             self.failed(error)
+
+    def _forget_passes(self) -> None:
+        self._sent_s.clear()
+        self._in_flight.clear()
+        self._early.clear()
+        self.partial.clear()
 
     def record_choice(self, began_s: float, position: int) -> None:
         """For a trace: the token at `position` was being chosen from `began_s` until now."""
@@ -216,4 +251,8 @@ def _nobody_listens(answer: Answer) -> None:
 
 
 def _nobody_cares(error: AeonflowError) -> None:
+    return None
+
+
+def _nobody_drafts(answer: DraftAnswer) -> None:
     return None

@@ -137,7 +137,7 @@ class Session:
         self._is_busy = False
         self._decoder = None
         self._used_s = self._engine.clock()
-        if sequence.oldest_in_flight is not None and not sequence.is_closed:
+        if not sequence.is_tidy and not sequence.is_closed:
             self._engine.network.cancel(sequence)
         decoder = turn.decoder
         if turn.history is not None and decoder is not None and decoder.finish_reason is not None:

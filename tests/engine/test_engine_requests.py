@@ -92,8 +92,9 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     [
         ({"pair_x": "draft"}, UnsupportedOptionError, "pair_x draft"),
         ({"pair_x": "nonsense"}, InvalidRequestError, "pair_x 'nonsense'"),
-        ({"speculate": "lookup"}, UnsupportedOptionError, "speculate lookup"),
-        ({"speculate": "model:tiny"}, UnsupportedOptionError, "speculate model:tiny"),
+        ({"speculate": "pairz"}, UnsupportedOptionError, "speculate pairz"),
+        ({"speculate": "model"}, InvalidRequestError, "model:NAME"),
+        ({"speculate": "nonsense"}, InvalidRequestError, "speculate 'nonsense'"),
         ({"volumes": True}, UnsupportedOptionError, "volumes on"),
         ({"kv": "f8"}, InvalidRequestError, "kv='f8'"),
         ({"route": "ring"}, InvalidRequestError, "route 'ring'"),

@@ -14,10 +14,11 @@ from aeonflow import bands
 from aeonflow.errors import BadTensorError
 from aeonflow.frames import HEADER_BYTES
 from aeonflow.messages import Route
-from aeonflow.tensors import PREFIX_BYTES, DType, Port, Tensor, options_byte, pack_tensors, unpack_tensors
+from aeonflow.tensors import PREFIX_BYTES, DType, Kind, Port, Tensor, options_byte, pack_tensors, unpack_tensors
 
 from .links import StationLink
 from .sequence import Answer, Pass, TokenSequence
+from .speculate.candidates import collect_draft
 
 
 class ChainPassage:
@@ -52,10 +53,16 @@ class ChainPassage:
 
         False for an answer to a past epoch or session. Raises BadTensorError for what cannot be read at all.
         """
-        (tensor, *more) = unpack_tensors(payload)
+        tensors = unpack_tensors(payload)
+        (tensor, *more) = tensors
         sequence = sequences.get(tensor.session)
         if sequence is None or not sequence.is_current(tensor.epoch):
             return False
+        if tensor.kind == Kind.DRAFT:
+            draft = collect_draft(sequence, tensors, self._head_parts)
+            if draft is not None:
+                sequence.on_draft(draft)
+            return True
         try:
             if more:
                 raise BadTensorError(f"a head answered with {1 + len(more)} tensors, 1 is expected")

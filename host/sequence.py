@@ -110,6 +110,7 @@ class TokenSequence:
         self.is_suspect = False  # overdue, and being looked into
         self.progress_s = 0.0
         self.partial: dict[int, list[Tensor]] = {}
+        self.draft_parts: dict[int, Sequence[Tensor]] = {}  # of the newest draft, by head part
         self.on_answer: Callable[[Answer], None] = _nobody_listens
         self.on_error: Callable[[AeonflowError], None] = _nobody_cares
         self.on_draft: Callable[[DraftAnswer], None] = _nobody_drafts
@@ -235,6 +236,7 @@ class TokenSequence:
         self._in_flight.clear()
         self._early.clear()
         self.partial.clear()
+        self.draft_parts.clear()
 
     def record_choice(self, began_s: float, position: int) -> None:
         """For a trace: the token at `position` was being chosen from `began_s` until now."""

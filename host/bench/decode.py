@@ -28,12 +28,14 @@ class Way(msgspec.Struct, frozen=True):
     kernels: str = "fast"
     threads: int = 1
     kv: str = "f32"
+    speculate: str = "off"
 
     @property
     def label(self) -> str:
         route = "" if self.plan == "solo" else f" {self.route}"
         kv = "" if self.kv == "f32" else f" kv {self.kv}"
-        return f"{self.plan}{route} {self.kernels} {self.threads} thread{'s' if self.threads > 1 else ''}{kv}"
+        guessing = "" if self.speculate == "off" else f" speculate {self.speculate}"
+        return f"{self.plan}{route} {self.kernels} {self.threads} thread{'s' if self.threads > 1 else ''}{kv}{guessing}"
 
 
 DEFAULT_WAYS = (
@@ -112,6 +114,7 @@ def _launch(way: Way, model: str, transport: str) -> Any:
         kernels=way.kernels,
         threads=way.threads,
         kv=way.kv,
+        speculate=way.speculate,
         transport="auto" if way.plan == "solo" else transport,
     )
 
@@ -135,6 +138,7 @@ def _row(way: Way, taken: Taken, sessions: int) -> dict[str, Any]:
         "kernels": last.kernels,
         "threads": way.threads,
         "kv": way.kv,
+        "speculation": last.speculation,
         "transport": last.transport,
         **{name: values["median"] for name, values in spreads.items()},
         "spread": spreads,

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from .failure import UsageError
-from .options import MAX_DELAY_MS, Kernels, KvMode, Model, Route, SocketLibrary, Transport
+from .groups import check_speculate
+from .options import MAX_DELAY_MS, Kernels, KvMode, Model, Route, SocketLibrary, Speculate, Transport
 
 app = typer.Typer(help="Measure the wire, a hop, or decoding.", no_args_is_help=True)
 
@@ -63,6 +64,7 @@ def decode(
     prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1)] = 256,
     new_tokens: Annotated[int, typer.Option(metavar="N", min=2)] = 64,
     kv: Annotated[KvMode | None, typer.Option(help="With --plan: how K and V are kept (default f32).")] = None,
+    speculate: Speculate = None,
     sessions: Annotated[int, typer.Option(metavar="M", min=1, help="Also so many answers at once.")] = 1,
     runs: Runs = 3,
     as_json: OneLine = False,
@@ -74,7 +76,11 @@ def decode(
     from .bench_table import show_decode
     from .model import ready_model
 
-    of_plans: dict[str, Any] = {"route": route, "kernels": kernels, "threads": threads, "kv": kv}
+    if speculate is not None:
+        check_speculate(speculate)
+    of_plans: dict[str, Any] = {
+        "route": route, "kernels": kernels, "threads": threads, "kv": kv, "speculate": speculate
+    }  # fmt: skip
     given = {name: value for name, value in of_plans.items() if value is not None}
     if given and not plan:
         named = ", ".join(f"--{name}" for name in given)

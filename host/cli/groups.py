@@ -37,6 +37,7 @@ from .options import (
     PrefillChunk,
     RouteOption,
     Seed,
+    Speculate,
     Stop,
     Temperature,
     Threads,
@@ -76,6 +77,7 @@ class EngineOptions(WayOptions, frozen=True, kw_only=True):
     """What an engine is made of: stations started for one command, or those of a fleet that runs."""
 
     model: Model = None
+    speculate: Speculate = None
     exact: Exact = False
     fleet: Fleet = None
     token_file: TokenFile = None
@@ -95,6 +97,8 @@ class EngineOptions(WayOptions, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """UsageError for options that contradict each other."""
+        if self.speculate is not None:
+            check_speculate(self.speculate)
         if self.fleet is None:
             for name in ("token_file", "tls_ca"):
                 if getattr(self, name) is not None:
@@ -155,6 +159,15 @@ class AnswerOptions(OptionGroup, frozen=True, kw_only=True):
             if name in found:
                 check_count(name, found[name])
         validated_stops(self.stop)
+
+
+def check_speculate(speculate: str) -> None:
+    """Refuse what an engine would refuse. Raises InvalidRequestError, UnsupportedOptionError."""
+    from host.plan import effect_of
+    from host.speculate.drafters import SpeculateMode
+
+    effect_of("speculate", speculate)
+    SpeculateMode.parse(speculate)
 
 
 def option_name(keyword: str) -> str:

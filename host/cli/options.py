@@ -74,6 +74,14 @@ Coalesce = Annotated[
     OnOff | None,
     typer.Option(help="Send frames of one moment as one message (default on).", rich_help_panel=FLEET_PANEL),
 ]
+Speculate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="Guess ahead, emit only what plain decoding would: off, lookup, model:NAME, auto (default off).",
+        rich_help_panel=FLEET_PANEL,
+    ),
+]
 Exact = Annotated[
     bool,
     typer.Option("--exact", help="Refuse whatever makes the result depend on the cut.", rich_help_panel=FLEET_PANEL),

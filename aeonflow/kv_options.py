@@ -1,12 +1,12 @@
-"""What `Open.cache` may hold: how a session's KV is kept, what combines with what, and how many bytes it takes.
+"""What `Open.cache` may hold: how a session's KV is kept, what combines with what, and where caches change form.
 
 The one schema that hosts write and stations read (`docs/kv-cache.md`, *Options*). Values that a version does not know
-are refused by name, never ignored. Knows no cache and no model beyond the sizes it is given.
+are refused by name, never ignored. Knows no cache and no model; how many bytes it takes says `kv_sizes.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from .errors import UnsupportedError
 MODES = ("f32", "f16", "q8", "q8k", "q8v", "q4")  # q8k and q8v code K or V only
 CODED_MODES = ("q8", "q8k", "q8v", "q4")
 DEFAULT_MODE = "f32"
-DEFAULT_EXACT_RECENT = {"q4": 64}  # rows; of other modes none
+DEFAULT_EXACT_RECENT = dict.fromkeys(CODED_MODES, 64)  # rows; beside `max_rows` none
 EXACT_SINKS = 4  # first rows that stay exact where recent ones do
 MAX_EXACT_RECENT = 4096
 EVICTIONS = ("recent", "born")
@@ -29,7 +29,6 @@ SEAL_SLACK = 9  # rows beyond window and sinks from which on there is a far part
 ROWS_A_LANDMARK = 8
 HELD_OUT_ROWS = 32  # newest rows on which overlay and window are compared before a layer is sealed
 CODED_GROUP = 32  # rows that are coded together; channels that share scales
-_OPEN_ROWS = 3 * CODED_GROUP  # rows that wait, exact, until their group is coded
 
 
 class Barrier(NamedTuple):
@@ -91,9 +90,10 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How the KV of a session is kept. Made by `parse_kv_options`, which checks it.
 
     `kv` is the storage of K and V rows; `exact_recent` newest rows stay exact beside coded ones, and with them the
-    first `EXACT_SINKS` (None: the mode's default). `max_rows` bounds the rows of a layer (0: no bound): when as many
-    are stored, `evict` says which `eviction_step` of them leave, never one of the first `sink`. `window`: rows that a
-    query sees, the newest, itself included (0: all); older rows are dropped. `o1`: layers of constant size.
+    first `EXACT_SINKS` (None: 64 of coded modes, none where rows leave one by one). `max_rows` bounds the rows of a
+    layer (0: no bound): when as many are stored, `evict` says which `eviction_step` of them leave, never one of the
+    first `sink`. `window`: rows that a query sees, the newest, itself included (0: all); older rows are dropped. `o1`:
+    layers of constant size.
     """
 
     kv: str = DEFAULT_MODE
@@ -142,16 +142,35 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def recent_rows(self) -> int:
         """Newest rows that stay exact beside coded ones."""
-        return DEFAULT_EXACT_RECENT.get(self.kv, 0) if self.exact_recent is None else self.exact_recent
+        if self.exact_recent is not None:
+            return self.exact_recent
+        return 0 if self.max_rows else DEFAULT_EXACT_RECENT.get(self.kv, 0)
+
+    def on_layer(self, layer: int, declared_window: int = 0) -> KvOptions:
+        """What holds at one layer of a model that declares a window for it (0: none). A sliding layer bounds its own
+        rows, so none are evicted there; the narrower window counts."""
+        found = self
+        if self.o1 is not None and self.o1.layers is not None and layer not in self.o1.layers:
+            found = msgspec.structs.replace(found, o1=None)
+        if declared_window:
+            exact = self.recent_rows if self.kv in CODED_MODES else None
+            window = min(self.window or declared_window, declared_window)
+            found = KvOptions(kv=self.kv, exact_recent=exact, window=window, o1=found.o1)
+        return found
 
     def to_wire(self) -> dict[str, Any]:
         """The map for `Open.cache` and hello: what differs from the defaults."""
         wire: dict[str, Any] = msgspec.to_builtins(self)
         return wire
 
+    def shown(self) -> dict[str, Any]:
+        """What holds, for status and results: the mode, exact rows of a coded one, the others where they are set."""
+        exact = {"exact_recent": self.recent_rows} if self.kv in CODED_MODES else {}
+        return {"kv": self.kv, **exact, **self.to_wire()}
+
     def __str__(self) -> str:
         """One line for people: `f16`, `q8 exact_recent=64`."""
-        rest = (f"{name}={value}" for name, value in self.to_wire().items() if name != "kv")
+        rest = (f"{name}={value}" for name, value in self.shown().items() if name != "kv")
         return " ".join((self.kv, *rest))
 
 
@@ -202,6 +221,20 @@ def check_kv_options(options: KvOptions) -> None:
         )
 
 
+def check_on_model(options: KvOptions, windows: Sequence[int], declared: str = "") -> None:
+    """UnsupportedError for options that contradict what a model declares, named: `windows` of its layers (0: none), and
+    what else its attention has, in words."""
+    wider = next((layer for layer, own in enumerate(windows) if own and options.window > own), None)
+    if wider is not None:
+        raise UnsupportedError(
+            f"cache option window={options.window} and the model's own window of {windows[wider]} rows at layer {wider}"
+            " contradict each other: a window can only be made narrower"
+        )
+    other = ", ".join(filter(None, ("sliding windows" if any(windows) else "", declared)))
+    if options.o1 is not None and other:
+        raise UnsupportedError(f"cache option o1 on a model with {other}: landmarks know full, plain attention only")
+
+
 def _check_overlay(options: KvOptions) -> None:
     o1 = options.o1
     if o1 is None:
@@ -240,37 +273,3 @@ def _check_eviction(options: KvOptions) -> None:
             f"cache options max_rows={limit} and {coded} contradict each other: rows coded in groups do not leave"
             " one by one; eviction goes with f32, f16 and q8, q8k, q8v without exact rows"
         )
-
-
-def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of one layer's K and V, and of what belongs to them, when the session is `positions` rows long."""
-    if options.max_rows:
-        positions = min(positions, options.max_rows)
-    if options.window:
-        positions = min(positions, 2 * options.window + 1 + options.recent_rows + EXACT_SINKS + _OPEN_ROWS)
-    mass = 4 * positions * (1 + (1 + num_kv_heads) * MASS_ROWS) if options.keeps_mass else 0
-    groups = -(-head_dim // CODED_GROUP)
-    exact = 4 * head_dim
-    coded_k, coded_v = head_dim + 4 * groups, head_dim + 4
-    row = {
-        "f32": 2 * exact,
-        "f16": exact,
-        "q8": coded_k + coded_v,
-        "q8k": coded_k + exact,
-        "q8v": exact + coded_v,
-        "q4": (head_dim + 1) // 2 + -(-4 * head_dim // CODED_GROUP) + (head_dim + 1) // 2 + 4 * groups,
-    }[options.kv]
-    num_exact = 0
-    if options.kv == "q4" or options.recent_rows:
-        num_exact = min(options.recent_rows + EXACT_SINKS + _OPEN_ROWS, positions)
-    columns = 2 * exact if options.kv.startswith("q8") else 0
-    return num_kv_heads * ((positions - num_exact) * row + num_exact * 2 * exact + columns) + mass
-
-
-def overlay_bytes(o1: OverlayOptions, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of an O(1) layer beside the rows it starts with: the queries kept until it is sealed; landmarks, window and
-    sinks, twice, since the newest pass can be taken back."""
-    trace = o1.boundary * num_heads * head_dim
-    group = (2 * (o1.w + o1.sink) + o1.m) * head_dim
-    head = 2 * o1.m * head_dim + o1.m * o1.m + 5 * o1.m + o1.sink + o1.w
-    return 4 * (trace + 2 * (num_kv_heads * group + num_heads * head))

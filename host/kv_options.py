@@ -89,11 +89,6 @@ def _layers(text: str) -> list[int]:
     return sorted(found)
 
 
-def described(options: KvOptions) -> dict[str, Any]:
-    """The options for status and results: the mode always, the others where they are set."""
-    return {"kv": options.kv, **options.to_wire()}
-
-
 def exactness_options(options: KvOptions) -> dict[str, object]:
     """What `explain` knows these options as."""
     chosen: dict[str, object] = {"kv": options.kv}

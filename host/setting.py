@@ -5,7 +5,7 @@ from __future__ import annotations
 from .chain import host_frame_bytes
 from .errors import InvalidRequestError
 from .generate import Setting
-from .kv_options import described, exactness_options
+from .kv_options import exactness_options
 from .launch import EngineOptions
 from .network import Network
 from .plan import exactness, mixed_numerics
@@ -33,7 +33,7 @@ def describe(options: EngineOptions, network: Network, *, refuse_bounded: bool =
         kernels=kernels,
         transport="+".join(transports),
         exactness=promise,
-        kv=described(options.kv),
+        kv=options.kv.shown(),
         token_bytes=token_bytes,
         interior_bytes=interior_bytes,
     )

@@ -16,7 +16,6 @@ from aeonflow.tensors import Want
 
 from ..engine import Engine
 from ..errors import InvalidRequestError
-from ..kv_options import described
 from .report import Evaluation, Rows, evaluation, side
 from .score import Baseline, Comparison
 from .track import MAX_ROWS, Pace, Track, open_track
@@ -56,7 +55,7 @@ async def evaluate(
     for window in windows:
         await run.window(window)
     exact, *others = (
-        side(described(kv), windows, rows, num_bytes, pace)
+        side(kv.shown(), windows, rows, num_bytes, pace)
         for kv, rows, num_bytes, pace in zip(kinds, run.rows, run.kv_bytes, run.paces, strict=True)
     )
     return [

@@ -1,46 +1,64 @@
-"""The caches of a session's layers, as its KV options want them: made, sized, and asked for their state barriers."""
+"""The caches of a session's layers, as its KV options and the model's card want them: made, sized, their barriers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from aeonflow.kv_options import Barrier, KvOptions, OverlayOptions, layer_bytes, overlay_bytes
+from aeonflow.kv_options import CODED_MODES, Barrier, KvOptions, check_on_model
+from aeonflow.kv_sizes import KvShape, session_bytes
 
 from ..kv.errors import KvFormError
 from ..kv.eviction import policy_named
 from ..kv.layer_cache import LayerKvCache
+from ..kv.streams import F32
 from ..models.card import ModelCard
+
+NO_SINKS: Mapping[int, F32] = {}
 
 
 class KvLayout:
-    """One session's options on one model."""
+    """One session's options on one model. `sinks`: learned logits f32 [query heads] of layers that have them.
 
-    def __init__(self, card: ModelCard, options: KvOptions) -> None:
+    Raises UnsupportedError for options that contradict what the model declares.
+    """
+
+    def __init__(self, card: ModelCard, options: KvOptions, sinks: Mapping[int, F32] = NO_SINKS) -> None:
         self.options = options
         self._card = card
+        self._sinks = sinks
+        declared = card.attention
+        check_on_model(options, declared.windows, declared.named())
+        self._shape = KvShape(card.num_heads, card.num_kv_heads, card.head_dim, declared.windows)
+        self._layers: dict[int, KvOptions] = {}
 
     def new_cache(self, layer: int, max_positions: int) -> LayerKvCache:
         """An empty cache of `layer` with room for the whole session: rows are never moved.
 
         Untouched pages cost nothing, so asking for all of it is free until rows come.
         """
-        card, options, o1 = self._card, self.options, self._overlay(layer)
+        card, options = self._card, self._on_layer(layer)
         rows = min(max_positions, options.max_rows or max_positions)
         if options.window:
             rows = min(rows, 2 * options.window + 1)
-        if o1 is not None:
-            rows = min(rows, o1.boundary)
-        cache = LayerKvCache(card.num_kv_heads, card.head_dim, options.kv, rows, exact_recent=options.exact_recent)
+        if options.o1 is not None:
+            rows = min(rows, options.o1.boundary)
+        recent = options.recent_rows if options.kv in CODED_MODES else None
+        cache = LayerKvCache(card.num_kv_heads, card.head_dim, options.kv, rows, exact_recent=recent)
         cache.wire_layer = layer
-        if o1 is not None:
-            cache.o1_begin(o1.m, o1.w, o1.sink, seal_at=o1.boundary)
-        cache.reading.set(window=options.window, keeps_mass=options.keeps_mass)
+        if options.o1 is not None:
+            cache.o1_begin(options.o1.m, options.o1.w, options.o1.sink, seal_at=options.o1.boundary)
+        cache.reading.set(
+            window=options.window,
+            softcap=card.attention.softcap,
+            sinks=self._sinks.get(layer),
+            keeps_mass=options.keeps_mass,
+        )
         return cache
 
     def change_form(self, cache: LayerKvCache, position: int) -> None:
         """What is due at the state barrier `position`, before its row is stored: mass settled, rows gone. (The change
         of a coded row's form is the cache's own.)"""
-        options = self.options
+        options = self._on_layer(cache.wire_layer)
         cache.settle(position)
         if options.max_rows and cache.seq_len >= options.max_rows:
             policy = policy_named(options.eviction, options.sink_rows)
@@ -54,25 +72,20 @@ class KvLayout:
 
     def reserved_bytes(self, layers: Sequence[int], max_positions: int) -> int:
         """Bytes that `layers` take when the session is full: what is reserved of the station's KV budget."""
-        card, options, o1 = self._card, self.options, self.options.o1
-        num_overlays = sum(self._overlay(layer) is not None for layer in layers)
-        plain = layer_bytes(options, max_positions, card.num_kv_heads, card.head_dim)
-        total = (len(layers) - num_overlays) * plain
-        if o1 is not None:
-            collecting = min(max_positions, o1.boundary)
-            total += num_overlays * layer_bytes(options, collecting, card.num_kv_heads, card.head_dim)
-            total += num_overlays * overlay_bytes(o1, card.num_heads, card.num_kv_heads, card.head_dim)
-        return total
+        return session_bytes(self.options, layers, max_positions, self._shape)
 
     def barriers(self, layers: Sequence[int]) -> tuple[Barrier, ...]:
         """Where any of `layers` changes form, each barrier once."""
-        kinds = {self._overlay(layer): layer for layer in layers}  # layers of one kind are alike: one tells for all
+        kinds = {self._on_layer(layer): layer for layer in layers}  # layers of one kind are alike: one tells for all
         found = {own for layer in kinds.values() if (own := self.new_cache(layer, 0).barriers) is not None}
-        if layers:
-            found.update(self.options.layout_barriers())
-        found.update(Barrier(o1.boundary, 1) for o1 in kinds if o1)  # a sealed layer takes back the newest pass at most
+        for options in kinds:
+            found.update(options.layout_barriers())
+            if options.o1 is not None:
+                found.add(Barrier(options.o1.boundary, 1))  # a sealed layer takes back the newest pass at most
         return tuple(sorted(found))
 
-    def _overlay(self, layer: int) -> OverlayOptions | None:
-        o1 = self.options.o1
-        return o1 if o1 is not None and (o1.layers is None or layer in o1.layers) else None
+    def _on_layer(self, layer: int) -> KvOptions:
+        found = self._layers.get(layer)
+        if found is None:
+            found = self._layers[layer] = self.options.on_layer(layer, self._shape.window(layer))
+        return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aeonflow.errors import BadMessageError, OverloadedError, UnknownSessionError
 from aeonflow.kv_options import parse_kv_options
 from aeonflow.messages import Open
 
+from ..kv.streams import F32
 from ..models.card import ModelCard
 from .joins import JoinGauge
 from .kv_layout import KvLayout
@@ -20,9 +21,10 @@ MAX_IDLE_S = 24 * 3600.0
 class SessionTable:
     """`reserved_bytes`: what open sessions reserved of the KV budget."""
 
-    def __init__(self, limits: StationLimits, card: ModelCard) -> None:
+    def __init__(self, limits: StationLimits, card: ModelCard, sinks: Mapping[int, F32]) -> None:
         self._limits = limits
         self._card = card
+        self._sinks = sinks  # learned logits of the layers cached here, where the model has them
         self._sessions: dict[int, Session] = {}
         self.get = self._sessions.get
         self.reserved_bytes = 0
@@ -43,7 +45,7 @@ class SessionTable:
             raise BadMessageError(f"session {request.session} is open already")
         if not 0 <= request.session < 1 << 64:
             raise BadMessageError(f"session {request.session}: ids are 0 to 2^64 - 1")
-        layout = KvLayout(self._card, parse_kv_options(request.cache))
+        layout = KvLayout(self._card, parse_kv_options(request.cache), self._sinks)
         context_length = layout.options.max_positions(self._card.context_length)
         if not 1 <= request.max_positions <= context_length:
             raise BadMessageError(

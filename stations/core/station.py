@@ -6,7 +6,7 @@ sends it on, `take_outgoing` hands out the effects. No clock, no socket, no task
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from aeonflow.messages import decode_vent
 from aeonflow.tensors import unpack_tensors
 from aeonflow.trace import Recorder
 
-from ..kernels.base import Backend
+from ..kernels.base import F32, Backend
 from ..models.card import ModelCard
 from ..models.roles import RoleSpan
 from .arrivals import Arrivals
@@ -56,7 +56,8 @@ _NOT_BUILT = {
 
 
 class Station:
-    """One station over one backend. `in_process`: it lives inside the host, so its messages are no hops.
+    """One station over one backend. `in_process`: it lives inside the host, so its messages are no hops. `sinks`:
+    learned logits f32 [query heads] of the layers it caches, where the model has them.
 
     Links are known by number: `link_opened(link, is_host)` before the first message of each, `link_closed` after the
     last. Only hosts may call; other stations may forward tensors.
@@ -73,6 +74,7 @@ class Station:
         now: float,
         pid: int = 0,
         in_process: bool = False,
+        sinks: Mapping[int, F32] = NO_SINKS,
     ) -> None:
         self.name = name
         self.card = card
@@ -84,7 +86,7 @@ class Station:
         self._hosts: dict[int, bool] = {}
         self._outbox = Outbox(name, self.counters)
         self.take_outgoing: Callable[[], list[Outgoing]] = self._outbox.take
-        self.sessions = SessionTable(limits, card)
+        self.sessions = SessionTable(limits, card, sinks)
         self._routes = Routes(self.spans, card.num_layers, limits.max_routes)
         self.queue = JobQueue(limits)
         crossing = 0 if in_process else 1

@@ -79,6 +79,14 @@ def gate_up_parts(weights: Weights, layer: int) -> list[PackedMatrix]:
     return _split(weights.matrix("gate_up", layer, "gate_up"), [weights.card.ffn_size] * 2)
 
 
+def learned_sinks(weights: Weights, spans: Iterable[RoleSpan]) -> dict[int, F32]:
+    """The sink logits f32 [query heads] of every layer that `spans` attend at; empty where the model has none."""
+    if not weights.card.attention.has_sinks:
+        return {}
+    layers = [layer for role, layer in layer_roles(spans) if role == "attn"]
+    return {layer: weights.norm("attn", layer, "sinks") for layer in layers}
+
+
 def _split(matrix: PackedMatrix, rows: list[int]) -> list[PackedMatrix]:
     parts = []
     start = 0

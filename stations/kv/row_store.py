@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from aeonflow.kv_options import CODED_GROUP, CODED_MODES, DEFAULT_EXACT_RECENT, MODES, Barrier
+from aeonflow.kv_options import CODED_GROUP, CODED_MODES, MODES, Barrier
 
 from .codes4 import Keys4, Values4
 from .codes8 import FREEZE_ROWS, Keys8, Values8, frozen_columns
@@ -22,6 +22,7 @@ from .streams import F32, I64, ExactKeys, ExactValues, KeyStream, Stream, ValueS
 from .table import SEGMENT_FIELDS, Segment
 
 UNBOUNDED = 1 << 62
+_EXACT_RECENT = {"q4": 64}  # rows of a cache that is not told; what sessions ask for is `KvOptions.recent_rows`
 
 
 class RowPair:
@@ -288,7 +289,7 @@ def check_mode(mode: str, exact_recent: int | None) -> int:
     """The number of exact recent rows that the options ask for. Raises KvFormError for what does not go together."""
     if mode not in MODES:
         raise KvFormError(f"KV mode {mode!r} is unknown; known are {', '.join(MODES)}")
-    recent = DEFAULT_EXACT_RECENT.get(mode, 0) if exact_recent is None else exact_recent
+    recent = _EXACT_RECENT.get(mode, 0) if exact_recent is None else exact_recent
     if recent < 0:
         raise KvFormError(f"{recent} exact recent rows: 0 or more are allowed")
     if recent and mode not in CODED_MODES:

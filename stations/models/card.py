@@ -6,6 +6,8 @@ tokenizer and every tensor's digest, so two stations with equal fingerprints hol
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 LAYOUT_VERSION = 1
@@ -33,6 +35,32 @@ class Rope(msgspec.Struct, frozen=True):
     factors: tuple[float, ...] | None = None
 
 
+class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a model declares of its attention beyond plain softmax over all rows. The defaults change nothing.
+
+    `windows`: rows that a query of each layer sees, the newest, itself included (0: all); empty where no layer slides.
+    `softcap`: scores s become cap · tanh(s / cap), 0 is off. `scale` of scores, 0: 1/√head_dim. `has_sinks`: attn files
+    hold "sinks", a learned logit f32 a query head that joins the softmax without a value.
+    """
+
+    windows: tuple[int, ...] = ()
+    softcap: float = 0.0
+    scale: float = 0.0
+    has_sinks: bool = False
+
+    def named(self) -> str:
+        """What is declared beside windows, in words."""
+        found = (
+            f"softcap {self.softcap:g}" if self.softcap else "",
+            f"attention scale {self.scale:g}" if self.scale else "",
+            "learned sinks" if self.has_sinks else "",
+        )
+        return ", ".join(filter(None, found))
+
+
+PLAIN_ATTENTION = Attention()
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """Geometry and text conventions. Sizes in elements; `ffn_size` is the intermediate width."""
 
@@ -55,6 +83,12 @@ class ModelCard(msgspec.Struct, frozen=True):
     chat_template: str | None = None
     activation: str = "silu"
     residual: str = "sequential"
+    attention: Attention = PLAIN_ATTENTION
     layout_version: int = LAYOUT_VERSION
     source: str = ""  # what it was imported from, with the weight types found
     fingerprint: str = ""  # blake3, hex; "" only while importing
+
+    @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.attention.scale or 1.0 / math.sqrt(self.head_dim)

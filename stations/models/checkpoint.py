@@ -78,7 +78,7 @@ class Checkpoint(Protocol):
 
 
 def expected_shapes(card: ModelCard) -> dict[str, tuple[int, int]]:
-    """Canonical names and (rows, cols) of every tensor of a llama model; vectors have one row.
+    """Canonical names and (rows, cols) of every tensor of a llama model; vectors (norms, sinks) have one row.
 
     UnsupportedModelError beyond MAX_LAYERS: a number out of a header, which is checked before a table is made of it.
     """
@@ -101,6 +101,8 @@ def expected_shapes(card: ModelCard) -> dict[str, tuple[int, int]]:
             "ffn_up": (ffn, hidden),
             "ffn_down": (hidden, ffn),
         }
+        if card.attention.has_sinks:
+            of_layer["attn_sinks"] = (1, card.num_heads)
         shapes.update((f"blk.{layer}.{name}.weight", shape) for name, shape in of_layer.items())
     return shapes
 
@@ -111,7 +113,7 @@ def check_tensors(card: ModelCard, tensors: dict[str, SourceTensor]) -> None:
     if unknown := sorted(set(tensors) - set(expected)):
         raise UnsupportedModelError(
             f"{len(unknown)} tensors that a llama model of this version does not use, first {unknown[0]!r}: "
-            "biases, experts, sliding windows and adapters are not supported"
+            "biases, experts and adapters are not supported"
         )
     if missing := sorted(set(expected) - set(tensors)):
         raise UnsupportedModelError(f"{len(missing)} tensors are missing, first {missing[0]!r}")

@@ -7,6 +7,7 @@ holds no weights yet.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import cbor2
@@ -77,3 +78,17 @@ def _check_arithmetic(card: ModelCard) -> None:
     for field, supported in _ARITHMETIC.items():
         if (found := getattr(card, field)) != supported:
             raise UnsupportedModelError(f"{CARD_FILE}: {field} {found!r}; supported is {supported!r}")
+    check_attention(card)
+
+
+def check_attention(card: ModelCard) -> None:
+    """UnsupportedModelError for an attention that no kernel could compute, with the numbers."""
+    declared = card.attention
+    if len(declared.windows) not in (0, card.num_layers) or any(window < 0 for window in declared.windows):
+        raise UnsupportedModelError(
+            f"sliding windows {list(declared.windows)}: one of at least 0 rows for each of {card.num_layers} layers"
+        )
+    for name in ("softcap", "scale"):
+        value = getattr(declared, name)
+        if not math.isfinite(value) or value < 0:
+            raise UnsupportedModelError(f"attention {name} {value}: a number above 0 is expected")

@@ -81,7 +81,8 @@ class ModelFolder:
         return tuple(t.name for t in self._entry(role, layer).tensors)
 
     def norm(self, role: str, layer: int, name: str) -> F32:
-        """A norm's weight, f32 [hidden], read-only. Names: attn norm1, norm2 · gate_up norm2 · head final_norm."""
+        """A vector of weights, f32, read-only. Names: attn norm1, norm2 [hidden], sinks [query heads] · gate_up norm2 ·
+        head final_norm."""
         entry = self._entry(role, layer)
         tensor = self._tensor(entry, name)
         if tensor.kind != VECTOR:

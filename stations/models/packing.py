@@ -44,11 +44,11 @@ class MatrixPlan(NamedTuple):
 
 
 class FilePlan(NamedTuple):
-    """A weight file to write: norms by name, then matrices."""
+    """A weight file to write: vectors (norms, sinks) by name, then matrices."""
 
     role: str
     layer: int
-    norms: tuple[tuple[str, SourceTensor], ...]
+    vectors: tuple[tuple[str, SourceTensor], ...]
     matrices: tuple[MatrixPlan, ...]
 
 
@@ -62,7 +62,8 @@ def plan_files(card: ModelCard, tensors: dict[str, SourceTensor]) -> list[FilePl
         qkv = _stack("qkv", {"q": t["attn_q"], "k": t["attn_k"], "v": t["attn_v"]})
         gate_up = _stack("gate_up", {"gate": t["ffn_gate"], "up": t["ffn_up"]})
         output, down = MatrixPlan("output", (t["attn_output"],)), MatrixPlan("down", (t["ffn_down"],))
-        plans.append(FilePlan("attn", layer, (norm1, norm2), (*qkv, output)))
+        sinks = (("sinks", tensors[f"blk.{layer}.attn_sinks.weight"]),) if card.attention.has_sinks else ()
+        plans.append(FilePlan("attn", layer, (norm1, norm2, *sinks), (*qkv, output)))
         plans.append(FilePlan("gate_up", layer, (norm2,), gate_up))
         plans.append(FilePlan("down", layer, (), (down,)))
     head = () if card.tied_embeddings else (MatrixPlan("head", (tensors["output.weight"],)),)
@@ -72,21 +73,21 @@ def plan_files(card: ModelCard, tensors: dict[str, SourceTensor]) -> list[FilePl
 
 def source_bytes(plan: FilePlan) -> int:
     """Bytes read from the source for a file."""
-    sources = [s for m in plan.matrices for s in m.sources] + [s for _, s in plan.norms]
+    sources = [s for m in plan.matrices for s in m.sources] + [s for _, s in plan.vectors]
     return sum(s.bytes for s in sources)
 
 
 def file_bytes(plan: FilePlan) -> int:
     """Bytes of the weight file, to within its paddings."""
     matrices = sum(packed_bytes(m.type, m.rows, m.cols) for m in plan.matrices)
-    return HEADER_BYTES + matrices + sum(4 * source.cols for _, source in plan.norms)
+    return HEADER_BYTES + matrices + sum(4 * source.cols for _, source in plan.vectors)
 
 
 def write_file(plan: FilePlan, folder: Path, advance: Advance) -> FileEntry:
     """Write one weight file, slab by slab; `advance` hears of every raw byte read."""
     writer = WeightFileWriter(folder, plan.role, plan.layer)
     try:
-        for name, source in plan.norms:
+        for name, source in plan.vectors:
             writer.vector(name, source.vector())
             advance(source.bytes)
         for matrix in plan.matrices:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .build import build_folder
 from .card import ModelCard, Rope
-from .checkpoint import SourceTensor, expected_shapes
+from .checkpoint import F32, SourceTensor, expected_shapes
 from .folder import ModelFolder
 from .synthetic_spec import SyntheticSpec
 from .synthetic_tokenizer import synthetic_tokenizer
@@ -24,6 +24,7 @@ CHAT_TEMPLATE = (
 )
 EMBEDDING_STD = 0.05  # small beside the layers' outputs of about 1, which then dominate the residual
 LOGIT_STD = 3.0  # by the final norm's weight: far from uniform, far from certain
+SINK_MEAN, SINK_STD = 4.0, 1.5  # of sink logits, beside the largest of some hundred scores
 ATTENTION_GAIN = 1.5  # on q and k: scores of std 2.25, attention that chooses
 
 
@@ -50,6 +51,7 @@ class SyntheticCheckpoint:
             eos_ids=(0, 2),
             add_bos=False,
             chat_template=CHAT_TEMPLATE,
+            attention=spec.attention,
             source=f"generated, seed {spec.seed}, weights {spec.type}",
         )
         self.tokenizer_json = synthetic_tokenizer(spec.vocab)
@@ -59,11 +61,14 @@ class SyntheticCheckpoint:
         }
 
     def _tensor(self, number: int, name: str, rows: int, cols: int) -> SourceTensor:
+        if "sinks" in name:
+            logits = np.random.default_rng([self.spec.seed, number]).normal(SINK_MEAN, SINK_STD, cols).astype("<f4")
+            return _vector(name, logits)
         if rows == 1 and "norm" in name:
             gain = LOGIT_STD / (EMBEDDING_STD * cols**0.5) if name == "output_norm.weight" else 1.0
             rng = np.random.default_rng([self.spec.seed, number])
             values = (gain * (1 + 0.1 * rng.standard_normal(cols))).astype("<f4")
-            return SourceTensor(name, "F32", 1, cols, lambda lo, hi: values.view(np.uint8).reshape(1, -1)[lo:hi])
+            return _vector(name, values)
         read = block_reader(self.spec.type, (self.spec.seed, number), rows, cols, _std(name, cols))
         return SourceTensor(name, self.spec.type.upper(), rows, cols, read)
 
@@ -72,6 +77,10 @@ def build_synthetic(spec: str | SyntheticSpec, folder: str | Path) -> ModelFolde
     """Generate a model into `folder` (the model folder itself), replacing what is there; tiny ones take < 1 s."""
     parsed = SyntheticSpec.parse(spec) if isinstance(spec, str) else spec
     return build_folder(SyntheticCheckpoint(parsed), Path(folder))
+
+
+def _vector(name: str, values: F32) -> SourceTensor:
+    return SourceTensor(name, "F32", 1, values.size, lambda lo, hi: values.view(np.uint8).reshape(1, -1)[lo:hi])
 
 
 def _std(name: str, cols: int) -> float:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 
 from ..layout import weight_format
+from .card import Attention
 from .checkpoint import SUPPORTED_TYPES
 from .errors import UnsupportedModelError
 
@@ -29,6 +30,11 @@ class SyntheticSpec:
     context: int = 2048
     theta: int = 10_000
     tied: int = 1
+    window: int = 0  # rows that sliding layers see; 0: no layer slides
+    full_every: int = 2  # with a window: every such layer sees all rows, counted from 1; 0: all layers slide
+    softcap: int = 0  # of attention scores; 0: off
+    scalar: int = 0  # scores are divided by its root; 0: head_dim
+    sinks: int = 0  # 1: a learned sink a query head
 
     @classmethod
     def parse(cls, text: str) -> SyntheticSpec:
@@ -72,6 +78,17 @@ class SyntheticSpec:
             )
         if self.vocab < smallest:
             raise UnsupportedModelError(f"synthetic: vocab={self.vocab}, at least {smallest} (bytes and specials)")
+
+    @property
+    def attention(self) -> Attention:
+        """What the card declares."""
+        slides = [self.window if not self.full_every or (i + 1) % self.full_every else 0 for i in range(self.layers)]
+        return Attention(
+            windows=tuple(slides) if self.window else (),
+            softcap=float(self.softcap),
+            scale=self.scalar**-0.5 if self.scalar else 0.0,
+            has_sinks=bool(self.sinks),
+        )
 
     @property
     def dim(self) -> int:

@@ -11,6 +11,7 @@ from aeonflow.messages import PROTOCOL_VERSION
 from ..core.limits import limits_for
 from ..core.station import Station
 from ..kernels import make_backend
+from ..kernels.weights import learned_sinks
 from ..models.folder import ModelFolder
 from ..models.roles import RoleSpan
 
@@ -35,7 +36,9 @@ def make_station(
     backend = make_backend(kernels, folder, spans, threads)
     card = folder.card
     limits = limits_for(card, kv_budget_bytes)
-    station = Station(name, card, spans, backend, limits, now=now, pid=pid, in_process=in_process)
+    station = Station(
+        name, card, spans, backend, limits, now=now, pid=pid, in_process=in_process, sinks=learned_sinks(folder, spans)
+    )
     hello = Hello(
         protocol=PROTOCOL_VERSION,
         name=name,

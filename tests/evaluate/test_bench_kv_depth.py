@@ -13,10 +13,10 @@ from host.bench.kv_way import kv_way
 
 
 async def test_every_way_decodes_at_every_depth_and_says_what_it_holds_there(tiny_model: Path) -> None:
-    found = await bench_kv_depth(("kv=f32", "kv=q8"), depths=(130, 40), rows=3, model=str(tiny_model))
+    found = await bench_kv_depth(("kv=f32", "kv=q8 exact_recent=0"), depths=(130, 40), rows=3, model=str(tiny_model))
     row_bytes = 4 * 2 * 16 * 2 * 4  # layers, KV heads, dims, K and V, f32
     assert found["depths"] == [40, 130]
-    f32, q8 = found["ways"]["kv=f32"], found["ways"]["kv=q8"]
+    f32, q8 = found["ways"]["kv=f32"], found["ways"]["kv=q8 exact_recent=0"]
     assert [at["kv_bytes"] for at in f32] == [40 * row_bytes, 130 * row_bytes]
     assert q8[1]["kv_bytes"] < 0.5 * f32[1]["kv_bytes"]
     assert all(at["decode_tok_s"]["count"] == 3 for at in (*f32, *q8))

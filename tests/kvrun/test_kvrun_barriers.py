@@ -18,10 +18,11 @@ from .test_kvrun_modes import MODES, QUICK, wire
 
 BARRIERS = {
     "f16": (),
-    "q8": (Barrier(64),),
-    "q8k": (Barrier(64),),
+    "q8": (Barrier(4 + 64 + 32, 32),),
+    "q8 with few exact rows": (Barrier(4 + 16 + 64, 32),),
+    "q8 without exact rows": (Barrier(64),),
+    "q8k": (Barrier(4 + 64 + 32, 32),),
     "q8v": (Barrier(64),),
-    "q8 with exact rows": (Barrier(4 + 16 + 64, 32),),
     "q4": (Barrier(4 + 64 + 32, 32),),
     "q4 with few exact rows": (Barrier(4 + 8 + 32, 32),),
 }
@@ -88,7 +89,7 @@ async def test_history_that_goes_on_above_the_last_barrier_is_kept(mode: str, mo
     assert again.usage.cached_tokens == 145
 
 
-@pytest.mark.parametrize("mode", ["q8", "q4 with few exact rows"])
+@pytest.mark.parametrize("mode", ["q8 without exact rows", "q4 with few exact rows"])
 async def test_a_prefill_cancelled_beyond_a_barrier_goes_on_from_tokens(
     mode: str, model: ModelFolder, plain: Plain
 ) -> None:
@@ -112,8 +113,8 @@ async def test_a_prefill_cancelled_beyond_a_barrier_goes_on_from_tokens(
 async def test_a_rollback_deeper_than_can_be_undone_is_an_error_and_resume_starts_from_tokens(
     model: ModelFolder, plain: Plain
 ) -> None:
-    expected = truth_of("q8", plain)
-    async with engine_on("layers:2", model, kv="q8") as engine:
+    expected = truth_of("q8 without exact rows", plain)
+    async with engine_on("layers:2", model, kv="q8", kv_exact_recent=0) as engine:
         network = engine.network
         sequence = await network.open(300)
         host = Asked(sequence)
@@ -133,7 +134,7 @@ async def test_a_rollback_deeper_than_can_be_undone_is_an_error_and_resume_start
 
 
 async def test_a_station_refuses_rows_across_a_barrier_and_at_one_that_is_not_settled(model: ModelFolder) -> None:
-    async with engine_on("layers:2", model, kv="q8") as engine:
+    async with engine_on("layers:2", model, kv="q8", kv_exact_recent=0) as engine:
         sequence = await engine.network.open(300)
         host = Asked(sequence)
         await host.prefill(PROMPT[:60], 100)

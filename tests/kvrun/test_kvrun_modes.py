@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aeonflow.kv_options import parse_kv_options
+from aeonflow.kv_options import CODED_MODES, parse_kv_options
 from stations.models.folder import ModelFolder
 
 from .fleets import PROMPT, Plain, engine_on, generated
@@ -15,9 +15,10 @@ from .fleets import PROMPT, Plain, engine_on, generated
 MODES: dict[str, dict[str, Any]] = {
     "f16": {"kv": "f16"},
     "q8": {"kv": "q8"},
+    "q8 with few exact rows": {"kv": "q8", "kv_exact_recent": 16},
+    "q8 without exact rows": {"kv": "q8", "kv_exact_recent": 0},
     "q8k": {"kv": "q8k"},
-    "q8v": {"kv": "q8v"},
-    "q8 with exact rows": {"kv": "q8", "kv_exact_recent": 16},
+    "q8v": {"kv": "q8v", "kv_exact_recent": 0},
     "q4": {"kv": "q4"},
     "q4 with few exact rows": {"kv": "q4", "kv_exact_recent": 8},
 }
@@ -93,7 +94,7 @@ async def test_a_mode_changes_logits_and_is_declared(model: ModelFolder, plain: 
         async with engine_on("layers:1", model, kv=mode) as engine:
             result = await engine.generate(PROMPT, max_tokens=1, ignore_eos=True).collect()
             status = await engine.status()
-        assert result.kv == status["kv"] == {"kv": mode}
+        assert result.kv == status["kv"] == {"kv": mode, **({"exact_recent": 64} if mode in CODED_MODES else {})}
         declared[mode] = (result.exactness.cut, result.exactness.model)
     assert declared == {
         "f32": ("exact", "exact"), "f16": ("exact", "bounded"), "q8": ("exact", "certified"),

@@ -6,8 +6,6 @@ longest context seen. Each thread has a scratch of its own.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
@@ -54,7 +52,7 @@ class Workspace:
         work[f.WORK_HIDDEN], work[f.WORK_FFN] = card.hidden_size, card.ffn_size
         work[f.WORK_HEADS], work[f.WORK_KV_HEADS] = card.num_heads, card.num_kv_heads
         work[f.WORK_HEAD_DIM], work[f.WORK_ROPE_DIM] = card.head_dim, card.rope.dim
-        work[f.WORK_EPS], work[f.WORK_SCALE] = _bits(card.rms_eps), _bits(1.0 / math.sqrt(card.head_dim))
+        work[f.WORK_EPS], work[f.WORK_SCALE] = _bits(card.rms_eps), _bits(card.attention_scale)
         work[f.WORK_POOL] = self.pool.ctypes.data
         work[f.WORK_ATTEND] = attend_address
         work[f.WORK_X_STRIDE] = padded_cols(card.hidden_size) * 4

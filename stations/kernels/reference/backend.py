@@ -82,7 +82,9 @@ class ReferenceBackend:
             first_row = span.cache.seq_len
             span.cache.append(k[at], v[at])
             span.cache.o1_push_q(q[at].reshape(span.rows, -1))
-            span.cache.attend_chunk(q[at], first_row, card.num_heads, heads[at], keep_importance=False)
+            span.cache.attend_chunk(
+                q[at], first_row, card.num_heads, heads[at], scale=card.attention_scale, keep_importance=False
+            )
         return self._product(heads, self._matrix("attn", layer, "output"))
 
     def gate_up(self, layer: int, n: F32) -> F32:

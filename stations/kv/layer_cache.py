@@ -13,10 +13,11 @@ from .errors import KvFormError, KvShapeError, RollbackError
 from .eviction import EvictionPolicy
 from .nystrom import OverlayShape, Rect
 from .overlay import Overlay, SealReport
-from .overlay_group import OverlayGroup
+from .overlay_group import PLAIN, OverlayGroup, OverlayKernels
 from .recurrent import RecurrentState
 from .ring import BoundedRing, RingRope, RingSnapshot, RingWeights
 from .streams import F32
+from .table import Header
 from .wire import (
     BoundedRecord,
     FullRecord,
@@ -47,7 +48,6 @@ class LayerKvCache(AttendFamily):
         self._recurrent = RecurrentState()
         self._ring: BoundedRing | None = None
         self._overlay: Overlay | None = None
-        self._mark: tuple[int, list[OverlayGroup]] | None = None
         super().__init__(num_kv_heads, head_dim, mode, capacity, exact_recent=exact_recent, exact_sinks=exact_sinks)
 
     # counters
@@ -103,9 +103,23 @@ class LayerKvCache(AttendFamily):
         super().append(k, v, alive)
 
     def reserve(self, rows: int) -> int:
-        """`LayerRows.reserve`; refused where no rows are stored."""
-        self._require_rows("reserve")
+        """`LayerRows.reserve`; refused on a ring. Rows of a sealed layer wait there until attention lets them join."""
+        if self._ring is not None:
+            self._require_rows("reserve")
+        if self._overlay is not None and self._overlay.is_collecting:
+            self._overlay.begin_trace(self.table, rows, self.head_dim)
         return super().reserve(rows)
+
+    def commit(self, rows: int) -> None:
+        """`LayerRows.commit`. What a sealed layer was given has joined its groups."""
+        if self._overlay is None:
+            super().commit(rows)
+        elif self._overlay.is_sealed:
+            self._next += rows
+            self._overlay.can_take_back = rows > 0
+        else:
+            super().commit(rows)
+            self._overlay.end_trace(rows)
 
     def _require_rows(self, what: str) -> None:
         if self._ring is not None:
@@ -116,9 +130,10 @@ class LayerKvCache(AttendFamily):
     def truncate_last(self, count: int) -> None:
         """Take back the newest `count` rows, and any scratch. Raises RollbackError for more than can be undone."""
         count = min(count, self.pos_len)
-        if count and self.o1_sealed:
-            if self._mark is not None and self.pos_len - count == self._mark[0]:
-                self.o1_restore((self._mark[0], [group.snapshot() for group in self._mark[1]]))
+        if count and self._overlay is not None and self._overlay.is_sealed:
+            if count == 1 and self._overlay.can_take_back:
+                self._overlay.take_back()
+                self._next -= 1
                 return
             raise RollbackError(f"rollback of {count} rows of a layer sealed at O(1): resume from tokens")
         if self.wire_kind is RecordKind.LINEAR:
@@ -139,7 +154,7 @@ class LayerKvCache(AttendFamily):
     def clear(self) -> None:
         """Forget the sequence; sinks, window, the ring's size and what else belongs to the layer stay."""
         self._recurrent.reset()
-        self._overlay = self._mark = None
+        self._overlay = None
         if self._ring is not None:
             self._ring.clear()
         super().clear()
@@ -153,6 +168,12 @@ class LayerKvCache(AttendFamily):
     def evict(self, keep: int, policy: EvictionPolicy) -> int:
         """`LayerRows.evict`; layers that bound themselves are left alone."""
         return super().evict(keep, policy) if self.is_evictable else 0
+
+    def _describe(self) -> None:
+        super()._describe()
+        overlay = self._overlay
+        self.table[Header.OVERLAY] = overlay.records.ctypes.data if overlay is not None and overlay.is_sealed else 0
+        self.table[Header.TRACE] = 0
 
     # recurrent state
 
@@ -257,6 +278,12 @@ class LayerKvCache(AttendFamily):
             raise KvFormError(f"o1_begin at position {self._next}: an overlay begins on an empty layer")
         self._overlay = Overlay(OverlayShape(m, w, sink, Rect(rect)), seal_at, stride, guarded)
 
+    def o1_compute_with(self, num_heads: int, kernels: OverlayKernels = PLAIN) -> None:
+        """Compiled code that attends keeps the queries of `num_heads` heads, `kernels` compute the seal: in the bits of
+        the backend that steps the layer afterwards."""
+        if self._overlay is not None:
+            self._overlay.heads, self._overlay.kernels = num_heads, kernels
+
     def o1_push_q(self, q_all: F32) -> None:
         """Rotated queries of the rows being appended, f32 [rows, heads · head_dim], one row if flat. Ignored unless
         collecting."""
@@ -285,6 +312,7 @@ class LayerKvCache(AttendFamily):
             position = 0
         else:
             overlay.seal([self.head_keys(h) for h in heads], [self.head_values(h) for h in heads], num_heads)
+        self._capacity = 0  # from now on only the rows of a pass wait in it
         self._start(heads)
         self._next = self._form_position = position
         self._new_generation()
@@ -307,8 +335,7 @@ class LayerKvCache(AttendFamily):
         return self._next, self._overlay.snapshot()
 
     def o1_mark(self) -> None:
-        """Remember a sealed layer's state: rows that come after can be taken back, all of them or none."""
-        self._mark = self.o1_snapshot()
+        """Nothing to do."""
 
     def o1_restore(self, snapshot: tuple[int, list[OverlayGroup]]) -> None:
         if self._overlay is None or not self._overlay.is_sealed:
@@ -326,7 +353,9 @@ class LayerKvCache(AttendFamily):
         trace = np.asarray(q, np.float32).reshape(-(-rows // max(stride, 1)), -1)
         if len(keys) != rows or len(values) != rows:
             raise KvShapeError(f"{len(keys)} rows of K and {len(values)} of V for {rows} rows")
-        overlay = Overlay(self._overlay.shape, rows, stride, self._overlay.guarded)
+        sealed = self._overlay
+        overlay = Overlay(sealed.shape, rows, stride, sealed.guarded)
+        overlay.heads, overlay.kernels = sealed.heads, sealed.kernels
         overlay.take_trace(trace, rows)
         self._overlay = None
         self._start(range(self.num_kv_heads))

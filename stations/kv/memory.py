@@ -24,3 +24,27 @@ def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
 def padded(width: int) -> int:
     """The smallest multiple of 16 that is ≥ width."""
     return -(-width // LANES) * LANES
+
+
+def to_tiles(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """rows [..., n, dim] → tiles [..., ⌈n / 16⌉, padded dim, 16], zeros where there are none."""
+    *outer, n, dim = rows.shape
+    tiles = -(-n // LANES)
+    out = aligned_zeros((*outer, tiles, padded(dim), LANES), np.float32)
+    wide = np.zeros((*outer, tiles * LANES, dim), np.float32)
+    wide[..., :n, :] = rows
+    out[..., :dim, :] = wide.reshape(*outer, tiles, LANES, dim).swapaxes(-1, -2)
+    return out
+
+
+def from_tiles(tiles: npt.NDArray[np.float32], rows: int, dim: int) -> npt.NDArray[np.float32]:
+    """The first `rows` rows of tiles [..., tiles, padded dim, 16], f32 [..., rows, dim]. A copy."""
+    wide = tiles.swapaxes(-1, -2)[..., :dim]
+    return np.ascontiguousarray(wide.reshape(*tiles.shape[:-3], -1, dim)[..., :rows, :])
+
+
+def copied(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy on a cache line of its own."""
+    out = aligned_zeros(array.shape, array.dtype)
+    out[...] = array
+    return out

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from aeonflow.kv_options import MIN_LANDMARKS, ROWS_A_LANDMARK, SEAL_SLACK
 
+from .memory import aligned_zeros, copied, from_tiles, padded, to_tiles
 from .streams import F32
 
 F64 = npt.NDArray[np.float64]
@@ -29,6 +30,7 @@ I64 = npt.NDArray[np.int64]
 B1 = npt.NDArray[np.bool_]
 RIDGE = 1e-6
 RIDGE_STEPS = 12
+ROWS_AT_ONCE = 64  # joining the far sums, in the plain version: bounds its temporaries
 DENOMINATOR_FLOOR = np.float32(1e-30)
 
 
@@ -98,63 +100,91 @@ def core_inverse(q: F32, k: F32, scale: float) -> tuple[F32, float]:
 
 
 class FarField:
-    """The far sums of some query heads of a group. q [heads, m, dim], k [m, dim] are the landmarks."""
+    """The far sums of some query heads of a group: landmarks, M, T and Z, as compiled code reads them (`table.py`).
 
-    __slots__ = ("_inverse", "_k", "_level", "_q", "_rect", "_scale", "rows", "t", "top", "z")
+    T, Z and the maxima they are relative to lie in two places: what a row makes of them goes to the other one, so that
+    the newest row can be taken back. `turn` int64 [1] says which is valid.
+    """
 
-    def __init__(self, q: F32, k: F32, scale: float, rect: Rect) -> None:
-        self._q, self._k, self._scale, self._rect = q, k, np.float32(scale), rect
-        cores = [core_inverse(head, k, scale) for head in q]
-        self._inverse = np.stack([inverse for inverse, _ in cores])
-        self._level = np.array([level for _, level in cores], np.float32)
-        self.rows = 0
-        self.t = np.zeros(q.shape, np.float32)
-        self.z = np.zeros(q.shape[:2], np.float32)
-        self.top = np.full(q.shape[:2], -np.inf, np.float32)
+    __slots__ = ("_dim", "_m", "_rect", "_scale", "inverse", "keys", "level", "queries", "t", "top", "turn", "z")
+
+    def __init__(self, q: F32, k: F32, scale: float, rect: Rect, turn: I64) -> None:
+        """q [heads, m, dim] and k [m, dim]: the landmarks."""
+        heads, self._m, self._dim = q.shape
+        self._scale, self._rect, self.turn = np.float32(scale), rect, turn
+        wide, marks = padded(self._dim), padded(self._m)
+        self.keys, self.queries = to_tiles(k), to_tiles(q)
+        self.inverse = aligned_zeros((heads, self._m, marks), np.float32)
+        self.level = np.zeros(heads, np.float32)
+        self.t = aligned_zeros((2, heads, self._m, wide), np.float32)
+        self.z, self.top = (aligned_zeros((2, heads, marks), np.float32) for _ in range(2))
+        self.top[:] = -np.inf
+
+    def invert(self) -> None:
+        """M and its level, from the landmarks."""
+        for head, q in enumerate(self._queries()):
+            self.inverse[head, :, : self._m], self.level[head] = core_inverse(q, self._keys(), float(self._scale))
 
     @property
     def floats(self) -> int:
-        """f32 values held."""
-        m, dim = self._k.shape
-        return int(m * dim + len(self._q) * head_far_floats(m, dim))
+        """f32 values held, each of T, Z and the maxima once, padding not counted."""
+        return int(self._m * self._dim + len(self.level) * head_far_floats(self._m, self._dim))
+
+    def _queries(self) -> F32:
+        return from_tiles(self.queries, self._m, self._dim)
+
+    def _keys(self) -> F32:
+        return from_tiles(self.keys, self._m, self._dim)
+
+    def _sums(self, turn: int) -> tuple[F32, F32, F32]:
+        """T [heads, m, dim], Z [heads, m] and the maxima of one place."""
+        m = self._m
+        return self.t[turn, :, :, : self._dim], self.z[turn, :, :m], self.top[turn, :, :m]
 
     def add(self, k: F32, v: F32) -> None:
         """Rows k, v [n, dim] join the sums."""
         if not len(k):
             return
-        scores = _dots(self._q[:, :, None], k) * self._scale  # [heads, m, n]
-        top = np.maximum(self.top, scores.max(axis=2))
-        kept = np.exp(self.top - top)
-        weights = np.exp(scores - top[:, :, None])
-        self.z, self.t = self.z * kept, self.t * kept[:, :, None]
-        for j, value in enumerate(v):
-            self.z = self.z + weights[:, :, j]
-            self.t = self.t + weights[:, :, j, None] * value
-        self.top = top
-        self.rows += len(k)
+        turn = int(self.turn[0])
+        queries, (t, z, top) = self._queries(), self._sums(turn)
+        for lo in range(0, len(k), ROWS_AT_ONCE):
+            block = slice(lo, lo + ROWS_AT_ONCE)
+            scores = _dots(queries[:, :, None], k[block]) * self._scale  # [heads, m, n]
+            highest = np.maximum(top, scores.max(axis=2))
+            kept, weights = np.exp(top - highest), np.exp(scores - highest[:, :, None])
+            z, t, top = z * kept, t * kept[:, :, None], highest
+            for j, value in enumerate(v[block]):
+                z = z + weights[:, :, j]
+                t = t + weights[:, :, j, None] * value
+        for target, value in zip(self._sums(1 - turn), (t, z, top), strict=True):
+            target[:] = value
+        self.turn[0] = 1 - turn
 
     def read(self, q: F32) -> tuple[F32, F32, F32]:
         """q [heads, dim] → numerators [heads, dim], denominators [heads], both over e^level, and the levels."""
-        f = _dots(q[:, None], self._k) * self._scale
+        t, z, top = self._sums(int(self.turn[0]))
+        f = _dots(q[:, None], self._keys()) * self._scale
         largest = f.max(axis=1)
         f = np.exp(f - largest[:, None])
-        u = np.add.accumulate(f[:, :, None] * self._inverse, axis=1, dtype=np.float32)[:, -1]
+        u = np.add.accumulate(f[:, :, None] * self.inverse[:, :, : self._m], axis=1, dtype=np.float32)[:, -1]
         if self._rect is Rect.FM:
             u = np.maximum(u, np.float32(0))
-        highest = self.top.max(axis=1)
-        u = u * np.exp(self.top - highest[:, None])
-        mass = np.add.accumulate(u * self.z, axis=1, dtype=np.float32)[:, -1]
-        total = np.add.accumulate(u[:, :, None] * self.t, axis=1, dtype=np.float32)[:, -1]
+        highest = top.max(axis=1)
+        u = u * np.exp(top - highest[:, None])
+        mass = np.add.accumulate(u * z, axis=1, dtype=np.float32)[:, -1]
+        total = np.add.accumulate(u[:, :, None] * t, axis=1, dtype=np.float32)[:, -1]
         if self._rect is Rect.AGGREGATE:
             is_valid = mass >= 0
             mass, total = np.where(is_valid, mass, 0), np.where(is_valid[:, None], total, 0)
-        return total, mass.astype(np.float32), largest - self._level + highest
+        return total, mass.astype(np.float32), largest - self.level + highest
 
-    def copy(self) -> FarField:
+    def copy(self, turn: I64) -> FarField:
+        """Shares nothing but `turn`, which says the same."""
         other = object.__new__(FarField)
         for name in self.__slots__:
             value = getattr(self, name)
-            setattr(other, name, value.copy() if isinstance(value, np.ndarray) else value)
+            setattr(other, name, copied(value) if isinstance(value, np.ndarray) else value)
+        other.turn = turn
         return other
 
 

@@ -15,8 +15,9 @@ from aeonflow.kv_options import MIN_LANDMARKS
 
 from .errors import KvFormError
 from .nystrom import OverlayShape
-from .overlay_group import GroupRows, OverlayGroup, overlay_wins
-from .streams import F32
+from .overlay_group import PLAIN, GroupRows, OverlayGroup, OverlayKernels, overlay_wins
+from .streams import F32, I64
+from .table import GROUP_FIELDS, Header
 
 
 class SealReport(NamedTuple):
@@ -28,16 +29,21 @@ class SealReport(NamedTuple):
 
 class Overlay:
     """`seal_at`: the position asked for; the layer seals at it or at the shape's floor, whichever is later. None:
-    whenever it is told to, from the floor on."""
+    whenever it is told to, from the floor on. `kernels` compute the seal."""
 
     def __init__(self, shape: OverlayShape, seal_at: int | None, stride: int, guarded: bool) -> None:
         self.shape = shape
         self.stride = max(stride, 1)
         self.boundary = None if seal_at is None else max(seal_at, shape.seal_floor)
         self.guarded = guarded
+        self.kernels: OverlayKernels = PLAIN
+        self.heads = 0  # query heads of the trace that compiled code writes, 0: it writes none
         self.groups: list[OverlayGroup] = []
+        self.records: I64 = np.zeros((0, GROUP_FIELDS), np.int64)  # of the groups
+        self.can_take_back = False
         self.error: str | None = None
         self.report: SealReport | None = None
+        self._pass: F32 = np.zeros((0, 0), np.float32)
         self._queries: list[F32] = []  # kept rows, [heads · dim] each
         self._query_rows = 0
 
@@ -61,6 +67,19 @@ class Overlay:
             if self._query_rows % self.stride == 0:
                 self._queries.append(row.copy())
             self._query_rows += 1
+
+    def begin_trace(self, table: I64, rows: int, head_dim: int) -> None:
+        """Room where compiled code puts the rotated queries of a pass of `rows` rows; a layer's `table` says where."""
+        if not self.heads:
+            return
+        if len(self._pass) < rows:
+            self._pass = np.empty((rows, self.heads * head_dim), np.float32)
+        table[Header.TRACE], table[Header.TRACE_ROW] = self._pass.ctypes.data, self._pass.strides[0]
+
+    def end_trace(self, rows: int) -> None:
+        """The pass was of `rows` rows: its queries are kept."""
+        if self.heads:
+            self.push(self._pass[:rows])
 
     def take_trace(self, q: F32, rows: int) -> None:
         """The kept queries of `rows` rows at once, [rows / stride, heads · dim]."""
@@ -105,11 +124,12 @@ class Overlay:
         per_kv = num_heads // len(k)
         trace = np.repeat(np.stack(self._queries), self.stride, axis=0)[:rows].reshape(rows, num_heads, dim)
         scale = dim**-0.5
+        self.records = np.zeros((len(k), GROUP_FIELDS), np.int64)
         for g, (keys, values) in enumerate(zip(k, v, strict=True)):
             queries = np.ascontiguousarray(trace[:, g * per_kv : (g + 1) * per_kv].swapaxes(0, 1))
             prompt = GroupRows(queries, keys, values)
-            wins = overlay_wins(self.shape, prompt, scale) if self.guarded else np.ones(per_kv, bool)
-            self.groups.append(OverlayGroup(self.shape, prompt, scale, wins))
+            wins = overlay_wins(self.shape, prompt, scale, self.kernels) if self.guarded else np.ones(per_kv, bool)
+            self.groups.append(OverlayGroup(self.shape, prompt, scale, wins, self.kernels, self.records[g]))
         self._queries.clear()
         self.report = SealReport(num_heads, sum(int(group.uses_far.sum()) for group in self.groups))
 
@@ -117,7 +137,14 @@ class Overlay:
         """One row: q [heads, dim], k and v [kv_heads, dim] → [heads, dim]."""
         per_kv = len(q) // len(self.groups)
         parts = [g.step(q[i * per_kv : (i + 1) * per_kv], k[i], v[i]) for i, g in enumerate(self.groups)]
+        self.can_take_back = True
         return np.concatenate(parts)
+
+    def take_back(self) -> None:
+        """Undo the newest row, once: `can_take_back`."""
+        for group in self.groups:
+            group.take_back()
+        self.can_take_back = False
 
     def fail(self, reason: str) -> None:
         """Only clearing the layer lifts it."""
@@ -127,7 +154,8 @@ class Overlay:
 
     def snapshot(self) -> list[OverlayGroup]:
         """The sealed groups, bit for bit."""
-        return [group.snapshot() for group in self.groups]
+        return [group.copy() for group in self.groups]
 
     def restore(self, snapshot: list[OverlayGroup]) -> None:
-        self.groups = [group.snapshot() for group in snapshot]
+        self.groups = [group.copy(record) for group, record in zip(snapshot, self.records, strict=True)]
+        self.can_take_back = False

@@ -1,22 +1,26 @@
 """A sealed KV group: exact sinks and window, a far field for the query heads that gain by it, and the guard.
 
-Memory does not grow: every head that does without the far field gives its bytes to the window.
+Memory does not grow: every head that does without the far field gives its bytes to the window. Everything lies as
+compiled code reads it (`table.py`, *Group*), in the group's record; what is here is the plain version.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from aeonflow.kv_options import HELD_OUT_ROWS
 
-from .nystrom import FarField, OverlayShape, head_far_floats, landmark_means, near_sums
+from .memory import LANES, aligned_zeros, copied, from_tiles, padded, to_tiles
+from .nystrom import FarField, OverlayShape, Rect, head_far_floats, landmark_means, near_sums
 from .streams import F32
+from .table import GROUP_FIELDS, GROUP_HEAD_FIELDS, SEGMENT_FIELDS, Group, GroupSegment, Segment
 
 B1 = npt.NDArray[np.bool_]
 I64 = npt.NDArray[np.int64]
+_QUERIES_AT_ONCE = 16  # query heads that share the scratch of one step
 
 
 class GroupRows(NamedTuple):
@@ -30,54 +34,119 @@ class GroupRows(NamedTuple):
         return GroupRows(self.q[:, :rows], self.k[:rows], self.v[:rows])
 
 
+class OverlayKernels(Protocol):
+    """Who computes: numpy (`PLAIN`), or a backend in the bits of its own kernels."""
+
+    def make_far(self, q: F32, k: F32, m: int, scale: float, rect: Rect, turn: I64) -> FarField:
+        """Landmarks and M of a prompt, q [heads, t, dim], k [t, dim]; no row is in the sums yet."""
+        ...
+
+    def add(self, far: FarField, k: F32, v: F32) -> None:
+        """Rows [n, dim] join the far sums, one after the other."""
+        ...
+
+    def step(self, group: OverlayGroup, q: F32, k: F32, v: F32) -> F32:
+        """`OverlayGroup.step`."""
+        ...
+
+    def exact(self, prompt: GroupRows, first: int, scale: float) -> F32:
+        """Attention of the rows from `first` on, each over all rows up to it, [rows, heads, dim]."""
+        ...
+
+
+class PlainKernels:
+    """numpy: sums in an order of its own."""
+
+    def make_far(self, q: F32, k: F32, m: int, scale: float, rect: Rect, turn: I64) -> FarField:
+        far = FarField(np.stack([landmark_means(head, m) for head in q]), landmark_means(k, m), scale, rect, turn)
+        far.invert()
+        return far
+
+    def add(self, far: FarField, k: F32, v: F32) -> None:
+        far.add(k, v)
+
+    def step(self, group: OverlayGroup, q: F32, k: F32, v: F32) -> F32:
+        return group.step(q, k, v)
+
+    def exact(self, prompt: GroupRows, first: int, scale: float) -> F32:
+        q, k, v = prompt
+        return np.stack([near_sums(q[:, row], k[: row + 1], v[: row + 1], scale, None) for row in range(first, len(k))])
+
+
+PLAIN = PlainKernels()
+
+
 class OverlayGroup:
     """`rows` rows came so far: the first `sink` are kept, the newest in a ring, the others in the far field.
 
     `uses_far` [heads] says which heads read the far field. `exact_only`: too few rows for a far part; every row is
-    kept and the result is the plain softmax.
+    kept and the result is the plain softmax. The ring has one slot more than it needs: the newest row can be taken
+    back.
     """
 
-    __slots__ = ("_far", "_k", "_scale", "_shape", "_sink_k", "_sink_v", "_v", "exact_only", "rows", "uses_far")
+    __slots__ = (
+        "_dim", "_far", "_heads", "_ring_k", "_ring_v", "_scale", "_scratch", "_shape", "_sink_k", "_sink_v",
+        "exact_only", "record", "uses_far",
+    )  # fmt: skip
 
-    def __init__(self, shape: OverlayShape, prompt: GroupRows, scale: float, uses_far: B1) -> None:
+    def __init__(
+        self, shape: OverlayShape, prompt: GroupRows, scale: float, uses_far: B1, kernels: OverlayKernels = PLAIN,
+        record: I64 | None = None,
+    ) -> None:  # fmt: skip
         heads, rows, dim = prompt.q.shape
-        self._shape, self._scale, self.rows = shape, scale, rows
+        self._shape, self._scale, self._dim = shape, scale, dim
+        self.record = np.zeros(GROUP_FIELDS, np.int64) if record is None else record
         self.exact_only = rows < shape.seal_floor
         self.uses_far = np.zeros(heads, bool) if self.exact_only else uses_far.copy()
         sink = min(shape.sink, rows)
-        self._sink_k, self._sink_v = prompt.k[:sink].copy(), prompt.v[:sink].copy()
+        self._sink_k, self._sink_v = to_tiles(prompt.k[:sink]), _wide(prompt.v[:sink])
         m = shape.landmarks_at(rows)
         self._far: FarField | None = None
+        self.record[Group.TURN] = 0
         if self.uses_far.any():
-            landmarks = np.stack([landmark_means(q, m) for q in prompt.q[self.uses_far]])
-            self._far = FarField(landmarks, landmark_means(prompt.k, m), scale, shape.rect)
+            self._far = kernels.make_far(prompt.q[self.uses_far], prompt.k, m, scale, shape.rect, self._turn)
             far = slice(shape.sink, rows - shape.window)
-            self._far.add(prompt.k[far], prompt.v[far])
+            kernels.add(self._far, prompt.k[far], prompt.v[far])
         spare = 0 if self._far is not None else m * dim
         spare += int((~self.uses_far).sum()) * head_far_floats(m, dim)
         size = rows + 1 if self.exact_only else shape.window + spare // (2 * dim)
-        self._k, self._v = np.zeros((2, size, dim), np.float32)
+        self._ring_k = aligned_zeros((-(-(size + 1) // LANES), padded(dim), LANES), np.float32)
+        self._ring_v = aligned_zeros((size + 1, padded(dim)), np.float32)
         kept = np.arange(max(rows - size, sink), rows)
-        self._k[kept % size], self._v[kept % size] = prompt.k[kept], prompt.v[kept]
+        self._write(kept % (size + 1), prompt.k[kept], prompt.v[kept])
+        self.record[Group.ROWS], self.record[Group.RING] = rows, size
+        self._heads = np.concatenate([np.flatnonzero(self.uses_far), np.flatnonzero(~self.uses_far)])
+        self._describe()
+
+    @property
+    def _turn(self) -> I64:
+        turn: I64 = self.record[int(Group.TURN) : int(Group.TURN) + 1]
+        return turn
+
+    @property
+    def rows(self) -> int:
+        """Rows that came so far."""
+        return int(self.record[Group.ROWS])
 
     @property
     def window(self) -> int:
-        """Rows the ring holds: the window of the heads without a far field."""
-        return len(self._k)
+        """The newest rows that heads without a far field read."""
+        return int(self.record[Group.RING])
 
     @property
     def far_len(self) -> int:
         """Rows in the far field; with window and sinks they make all rows."""
-        return 0 if self._far is None else self._far.rows
+        return 0 if self._far is None else self.rows - self._shape.window - self._shape.sink
 
     @property
     def memory_bytes(self) -> int:
-        """Window, sinks, far field, and the scratch of one step: sink + window + 3 m values a head."""
-        floats = self._sink_k.size + self._sink_v.size + self._k.size + self._v.size
-        if self._far is not None:
-            floats += self._far.floats
-        scratch = len(self._sink_k) + self.window + 3 * self._shape.landmarks
-        return 4 * int(floats + len(self.uses_far) * scratch)
+        """Window, sinks, far field, and the scratch of one step: sink + window + 3 m values a head.
+
+        What lets the newest row be taken back is not state and not counted.
+        """
+        dim, sink = self._dim, len(self._sink_v)
+        floats = 2 * (sink + self.window) * dim + (0 if self._far is None else self._far.floats)
+        return 4 * int(floats + len(self.uses_far) * (sink + self.window + 3 * self._shape.landmarks))
 
     def step(self, q: F32, k: F32, v: F32) -> F32:
         """Insert one row k, v [dim], then read it with q [heads, dim] → [heads, dim]."""
@@ -92,31 +161,103 @@ class OverlayGroup:
             out[plain] = near_sums(q[plain], *self._near(self.window), self._scale, None)
         return out
 
+    def take_back(self) -> None:
+        """Undo the newest `step`. Nothing before it can be undone."""
+        self.record[Group.ROWS] -= 1
+        if self._far is not None:
+            self._turn[0] = 1 - self._turn[0]
+
     def _insert(self, k: F32, v: F32) -> None:
         if self.exact_only and self.rows >= self.window:
-            self._k, self._v = (np.concatenate([x, np.zeros_like(x)]) for x in (self._k, self._v))
+            self._double()
         if self._far is not None:
-            leaving = (self.rows - self._shape.window) % self.window
-            self._far.add(self._k[leaving][None], self._v[leaving][None])
-        self._k[self.rows % self.window], self._v[self.rows % self.window] = k, v
-        self.rows += 1
+            leaving = np.array([(self.rows - self._shape.window) % len(self._ring_v)])
+            self._far.add(*self._read(leaving))
+        self._write(np.array([self.rows % len(self._ring_v)]), k[None], v[None])
+        self.record[Group.ROWS] += 1
+
+    def _double(self) -> None:
+        """Twice the ring, while every row is kept: the slots stay what they are."""
+        k, v = self._read(np.arange(self.rows))
+        self.record[Group.RING] = 2 * self.window
+        self._ring_k, self._ring_v = to_tiles(np.concatenate([k, np.zeros_like(k)])), _wide(np.concatenate([v, v]))
+        self._describe()
+
+    def _write(self, slots: I64, k: F32, v: F32) -> None:
+        self._ring_k[slots // LANES, : self._dim, slots % LANES] = k
+        self._ring_v[slots, : self._dim] = v
+
+    def _read(self, slots: I64) -> tuple[F32, F32]:
+        """Rows [n, dim] of the ring."""
+        return self._ring_k[slots // LANES, : self._dim, slots % LANES], self._ring_v[slots, : self._dim]
 
     def _near(self, window: int) -> tuple[F32, F32]:
         """Sinks and the newest `window` rows, ascending."""
-        sink = len(self._sink_k)
-        at = np.arange(max(self.rows - window, sink), self.rows) % self.window
-        return np.concatenate([self._sink_k, self._k[at]]), np.concatenate([self._sink_v, self._v[at]])
+        sink = len(self._sink_v)
+        k, v = self._read(np.arange(max(self.rows - window, sink), self.rows) % len(self._ring_v))
+        sinks = from_tiles(self._sink_k, sink, self._dim), self._sink_v[:, : self._dim]
+        return np.concatenate([sinks[0], k]), np.concatenate([sinks[1], v])
 
-    def snapshot(self) -> OverlayGroup:
-        """A copy that shares nothing."""
+    def _describe(self) -> None:
+        """Bring the record up to date with the arrays."""
+        record, far, marks = self.record, self._far, 0 if self._far is None else self._far.inverse.shape[1]
+        tiles = len(self._sink_k) + len(self._ring_k) + 1
+        self._scratch = aligned_zeros(
+            (_scratch_floats(len(self._heads), padded(self._dim), padded(marks), tiles),), "f4"
+        )
+        record[Group.SINK], record[Group.WINDOW] = len(self._sink_v), self._shape.window
+        record[Group.SLOTS], record[Group.MARKS] = len(self._ring_v), marks
+        record[Group.FAR_HEADS] = int(self.uses_far.sum())
+        record[Group.KEEPS_SIGN] = int(self._shape.rect is Rect.AGGREGATE)
+        record[Group.HEADS] = self._heads.ctypes.data
+        record[Group.SCRATCH], record[Group.SCRATCH_BYTES] = self._scratch.ctypes.data, self._scratch.nbytes
+        self._segment(GroupSegment.SINKS, self._sink_k, self._sink_v)
+        self._segment(GroupSegment.RING, self._ring_k, self._ring_v)
+        if far is not None:
+            record[Group.LEVEL], record[Group.Z] = far.level.ctypes.data, far.z.ctypes.data
+            record[Group.TOP] = far.top.ctypes.data
+            self._segment(GroupSegment.MARKS, far.keys, None)
+            self._segment(GroupSegment.FAR, far.queries, far.t[0])
+            self._segment(GroupSegment.FAR_TURNED, far.queries, far.t[1])
+            self._segment(GroupSegment.INVERSE, None, far.inverse)
+
+    def _segment(self, which: GroupSegment, k: F32 | None, v: F32 | None) -> None:
+        """Where a stream begins, and how far it is from one head to the next (0: the group has one for all)."""
+        at = GROUP_HEAD_FIELDS + which * SEGMENT_FIELDS
+        fields = self.record[at : at + SEGMENT_FIELDS]
+        if k is not None:
+            fields[Segment.K], fields[Segment.K_STRIDE] = k.ctypes.data, k.strides[0] if k.ndim == 4 else 0
+        if v is not None:
+            fields[Segment.V], fields[Segment.V_STRIDE] = v.ctypes.data, v.strides[0] if v.ndim == 3 else 0
+
+    def copy(self, record: I64 | None = None) -> OverlayGroup:
+        """A copy that shares nothing, described in `record`."""
         other = object.__new__(OverlayGroup)
         for name in self.__slots__:
             value = getattr(self, name)
-            setattr(other, name, value.copy() if isinstance(value, np.ndarray | FarField) else value)
+            setattr(other, name, copied(value) if isinstance(value, np.ndarray) else value)
+        if record is not None:
+            record[:] = self.record
+            other.record = record
+        if self._far is not None:
+            other._far = self._far.copy(other._turn)
+        other._describe()
         return other
 
 
-def overlay_wins(shape: OverlayShape, prompt: GroupRows, scale: float) -> B1:
+def _wide(rows: F32) -> F32:
+    """rows [n, dim] → [n, padded dim], zeros behind."""
+    out = aligned_zeros((len(rows), padded(rows.shape[1])), np.float32)
+    out[:, : rows.shape[1]] = rows
+    return out
+
+
+def _scratch_floats(heads: int, wide: int, marks: int, tiles: int) -> int:
+    """A key; of each query head at once itself, its sums, maxima, scores of marks and of rows, weights of marks."""
+    return wide + 5 * LANES + min(heads, _QUERIES_AT_ONCE) * (2 * wide + LANES + 2 * marks + tiles * LANES)
+
+
+def overlay_wins(shape: OverlayShape, prompt: GroupRows, scale: float, kernels: OverlayKernels = PLAIN) -> B1:
     """Which query heads [heads] the overlay serves better than sinks and a window of equal bytes.
 
     Both are run over the newest HELD_OUT_ROWS rows of the prompt, sealed on those before, and compared with exact
@@ -126,15 +267,18 @@ def overlay_wins(shape: OverlayShape, prompt: GroupRows, scale: float) -> B1:
     known = rows - HELD_OUT_ROWS
     if known < shape.seal_floor:
         return np.zeros(heads, bool)
-    overlay = OverlayGroup(shape, prompt.upto(known), scale, np.ones(heads, bool))
-    window = OverlayGroup(shape, prompt.upto(known), scale, np.zeros(heads, bool))
+    overlay = OverlayGroup(shape, prompt.upto(known), scale, np.ones(heads, bool), kernels)
+    window = OverlayGroup(shape, prompt.upto(known), scale, np.zeros(heads, bool), kernels)
     errors = np.zeros((2, heads))
-    for row in range(known, rows):
-        q, k, v = prompt.q[:, row], prompt.k[row], prompt.v[row]
-        exact = near_sums(q, prompt.k[: row + 1], prompt.v[: row + 1], scale, None).astype(np.float64)
-        norm = np.maximum((exact * exact).sum(axis=1), 1e-30)
+    for row, wanted in enumerate(kernels.exact(prompt, known, scale).astype(np.float64), known):
+        q, k, v = np.ascontiguousarray(prompt.q[:, row]), prompt.k[row], prompt.v[row]
+        norm = np.maximum(_squares(wanted), 1e-30)
         for error, group in zip(errors, (overlay, window), strict=True):
-            difference = group.step(q, k, v) - exact
-            error += (difference * difference).sum(axis=1) / norm
+            error += _squares(kernels.step(group, q, k, v) - wanted) / norm
     wins: B1 = errors[0] < errors[1]
     return wins
+
+
+def _squares(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Σ x² of each row, one addition after the other: the same bits on every machine."""
+    return np.add.accumulate(rows * rows, axis=1)[:, -1]

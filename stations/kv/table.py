@@ -32,6 +32,9 @@ class Header(IntEnum):
     MASS = 8  # f32 [KV heads, rows of the pass, ≥ rows stored], zeros that probabilities are added to; 0: not kept
     MASS_HEAD = 9  # bytes from one KV head's part to the next
     MASS_ROW = 10  # bytes from one row of the pass to the next
+    TRACE = 11  # f32 [rows of the pass, query heads · head_dim]: rotated queries are copied there; 0: not kept
+    TRACE_ROW = 12  # bytes from one row of the pass to the next
+    OVERLAY = 13  # GROUP_FIELDS a KV head: the layer is sealed, its rows wait in the last segment to join; 0: not
 
 
 class Segment(IntEnum):
@@ -61,3 +64,39 @@ class Form(IntEnum):
     Q8 = 2  # K int8 [tiles, padded_dim, 16], scales f32 [tiles, groups of 32 dims, 16]; V int8 rows, scales f32 [rows]
     Q4 = 3  # K u32 [tiles, padded_dim / 8, 16], scales and minima f16 [groups of 32 rows, padded_dim];
     #         V nibbles [rows, groups of 32 dims, 16], scales and minima f16 [rows, groups]
+
+
+class Group(IntEnum):
+    """A sealed KV group (`overlay_group.py`). Its segments follow the fields, in the order of `GroupSegment`."""
+
+    ROWS = 0  # that came so far
+    TURN = 1  # which of the two places of the far sums is valid: a row goes from one to the other
+    SINK = 2  # first rows kept
+    WINDOW = 3  # newest rows that heads with a far field read
+    RING = 4  # newest rows that the others read
+    SLOTS = 5  # of the ring: row r lies in slot r mod SLOTS
+    MARKS = 6  # landmarks, 0 without a far field
+    FAR_HEADS = 7
+    KEEPS_SIGN = 8  # 0: weights below 0 become 0
+    HEADS = 9  # int64 [heads]: the query heads with a far field first, then the others
+    LEVEL = 10  # f32 [far heads]
+    Z = 11  # f32 [2, far heads, padded marks]
+    TOP = 12  # likewise
+    SCRATCH = 13
+    SCRATCH_BYTES = 14
+
+
+class GroupSegment(IntEnum):
+    """Streams of a group, strides from one far head to the next."""
+
+    SINKS = 0
+    RING = 1
+    MARKS = 2  # K: landmark keys
+    FAR = 3  # K: landmark queries; V: the sums T while TURN is 0
+    FAR_TURNED = 4  # V: T while TURN is 1
+    INVERSE = 5  # V: rows of M
+
+
+NUM_GROUP_SEGMENTS = len(GroupSegment)
+GROUP_HEAD_FIELDS = 16
+GROUP_FIELDS = GROUP_HEAD_FIELDS + NUM_GROUP_SEGMENTS * SEGMENT_FIELDS

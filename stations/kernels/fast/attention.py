@@ -44,7 +44,7 @@ _Q8, _Q4 = int(Form.Q8), int(Form.Q4)
 
 
 @compiled
-def _score_tiles(segment, form, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride, spare, queries):
+def score_tiles(segment, form, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride, spare, queries):
     """Scores of every query against `tiles` tiles from `tile` on, TILE_BLOCK tiles at a time for all queries."""
     if form == _Q8 and field(segment, _K_COLUMN) != 0:
         column = field(segment, _K_COLUMN) + kv_head * q_stride
@@ -70,7 +70,7 @@ def _widen_scales(segment, kv_head, row, rows, groups, target, half):
 
 
 @compiled
-def _weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_stride, den, spare, scaled, queries):
+def weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_stride, den, spare, scaled, queries):
     """Weighted sums and denominators over `rows` rows from `row` on, ROW_BLOCK rows at a time for all queries.
 
     8-bit rows are summed apart in `spare`, their weights times the row scales in `scaled`, and meet their columns last.
@@ -154,7 +154,7 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
         if lo < hi:
             tile = lo // LANES
             tiles = (hi + LANES - 1) // LANES - tile
-            _score_tiles(segment, field(segment, _K_FORM), kv_head, tile, tiles, blocks, queries_at, wide, scale, at,
+            score_tiles(segment, field(segment, _K_FORM), kv_head, tile, tiles, blocks, queries_at, wide, scale, at,
                          stride, spare, queries)  # fmt: skip
             for n in range(queries):
                 row_upto = seen + n // heads - start
@@ -169,7 +169,7 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
     for index in range(segments):
         segment, start, lo, hi = _span(table, index, first, upto)
         if lo < hi:
-            _weigh_rows(segment, field(segment, _V_FORM), kv_head, lo, hi - lo, blocks, at + lo % LANES * 4, stride,
+            weigh_rows(segment, field(segment, _V_FORM), kv_head, lo, hi - lo, blocks, at + lo % LANES * 4, stride,
                         acc, wide, den, spare, scaled, queries)  # fmt: skip
             at += ((hi + LANES - 1) // LANES - lo // LANES) * VECTOR
     for n in range(queries):

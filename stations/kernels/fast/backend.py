@@ -28,7 +28,6 @@ from .helpers import Helpers
 from .loader import LoadedUnits
 from .model_records import I64, ModelRecords
 from .numerics import numerics_id
-from .overlay import OverlayLayers
 from .target import current_target
 from .units import ATTEND, LAYERS, lookup_unit, units_of
 from .workspace import Workspace
@@ -72,7 +71,6 @@ class FastKernels:
         self._call_address = self._call.ctypes.data
         self._heads: dict[tuple[int, int], tuple[PackedMatrix, I64]] = {}
         self._pinned: list[object] = []
-        self._overlay = OverlayLayers(weights, self.workspace, self._attn_rows, self._delta_rows)
 
     def embed(self, ids: U32, part: int, parts: int) -> F32:
         """ids [S] → [S, hidden]: rows of shard `part`, +0.0 where the id is another shard's."""
@@ -95,8 +93,6 @@ class FastKernels:
         if len(x) > MAX_ROWS:
             done = [self.attn(layer, x[a:b], part[0]) for a, b, part in _batches(len(x), [spans])]
             return np.concatenate([h for h, _ in done]), np.concatenate([n for _, n in done])
-        if any(span.cache.has_overlay for span in spans):
-            return self._overlay.attn(layer, self._rows(x, self.card.hidden_size), spans)
         return self._attn_rows(layer, x, spans)
 
     def attn_delta(self, layer: int, x: F32, spans: Sequence[Span]) -> F32:
@@ -104,8 +100,6 @@ class FastKernels:
         self._roles.require("attn", layer)
         if len(x) > MAX_ROWS:
             return np.concatenate([self.attn_delta(layer, x[a:b], part[0]) for a, b, part in _batches(len(x), [spans])])
-        if any(span.cache.has_overlay for span in spans):
-            return self._overlay.delta(layer, self._rows(x, self.card.hidden_size), spans)
         return self._delta_rows(layer, x, spans)
 
     def add_norm(self, layer: int, x: F32, a: F32) -> tuple[F32, F32]:
@@ -191,11 +185,6 @@ class FastKernels:
         if len(x) > MAX_ROWS:
             done = [self.block(lo, hi, x[a:b], part) for a, b, part in _batches(len(x), spans)]
             return np.concatenate(done)
-        if any(span.cache.has_overlay for layer_spans in spans for span in layer_spans):
-            for layer, layer_spans in zip(layers, spans, strict=True):
-                h, n = self.attn(layer, x, layer_spans)
-                x = self.down(layer, h, self.gate_up(layer, n))
-            return x
         source = self._rows(x, self.card.hidden_size)
         out = self._result(len(x), self.card.hidden_size)
         self._with_caches(f.OP_BLOCK, layers, spans, source, self._num_helpers, out, None)
@@ -246,12 +235,12 @@ class FastKernels:
         rows = sum(span.rows for span in spans[0])
         if rows != len(x) or any(len(layer) != len(spans[0]) for layer in spans):
             raise BadTensorError(f"{len(x)} rows, but the spans of a layer hold {rows}")
-        if any(span.cache.reading.keeps_mass for span in spans[0]):
-            helpers = 0  # a late helper would add a chunk's mass a second time
         positions = keys = 0
         records: list[int] = []
         for layer_spans in spans:
             for cache, first, count in layer_spans:
+                if cache.o1_collecting:
+                    cache.o1_compute_with(self.card.num_heads)
                 records += (cache.reserve(count), first, count)
                 keys = max(keys, cache.seq_len + count)
                 positions = max(positions, first + count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...kv.table import Header
 from ...layout import NUM_SEGMENTS
 from . import fields as f
 from .compiled import kernel
@@ -37,6 +38,7 @@ _PRODUCT, _GATE_UP = np.int64(f.JOB_PRODUCT), np.int64(f.JOB_GATE_UP)
 _PREPARE, _ATTEND = np.int64(f.JOB_PREPARE), np.int64(f.JOB_ATTEND)
 _ACTIVE, _QUIT = np.int64(f.POOL_ACTIVE), np.int64(f.POOL_QUIT)
 _TILE_ROWS, _ROWS_AT_ONCE = np.int64(MAX_TILE_ROWS), np.int64(ROWS_AT_ONCE)
+_MASS, _TRACE, _OVERLAY = int(Header.MASS), int(Header.TRACE), int(Header.OVERLAY)
 SHARE_MACS = 1 << 19  # a chunk is at most so many multiply-adds where threads share a job: 10 to 20 µs
 
 
@@ -160,7 +162,22 @@ def _attend(work, spans, num_spans, rows):
     set_field(job, f.ATTEND_Q_STRIDE, field(work, f.WORK_QKV_STRIDE))
     set_field(job, f.ATTEND_SPANS, spans)
     set_field(job, f.ATTEND_NUM_SPANS, num_spans)
+    pool = field(work, f.WORK_POOL)
+    helpers = field(pool, f.POOL_HELPERS)
+    if _changes_caches(spans, num_spans):
+        set_field(pool, f.POOL_HELPERS, 0)
     _run(work)
+    set_field(pool, f.POOL_HELPERS, helpers)
+
+
+@kernel
+def _changes_caches(spans, num_spans):
+    """Whether attending adds to a cache (masses, queries, a sealed layer): a late helper would do it a second time."""
+    for index in range(num_spans):
+        table = field(spans + index * f.SPAN_FIELDS * 8, f.SPAN_TABLE)
+        if field(table, _MASS) != 0 or field(table, _TRACE) != 0 or field(table, _OVERLAY) != 0:
+            return True
+    return False
 
 
 @kernel

@@ -85,9 +85,9 @@ class SessionTable:
         if not session.is_closed:
             session.is_closed = True
             session.joins.clear()
+            session.seeds.clear()
             del self._sessions[session.id]
             self.reserved_bytes -= session.kv_bytes
-            session.seeds.clear()
 
     def expired(self, now: float) -> list[Session]:
         """Sessions that nothing used for longer than their `idle_s`."""

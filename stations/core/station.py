@@ -171,9 +171,9 @@ class Station:
     def tick(self, now: float) -> None:
         """Once a second: expire idle sessions, and slots that wait for seeds that were lost."""
         self._control.expire(now)
+        self._seed_port.expire(now)
 
     def station_lost(self, url: str, reason: str) -> None:
-        self._seed_port.expire(now)
         """A successor is gone or cannot be reached: the hosts of every session that goes through it are told."""
         self._events["stations_lost"] += 1
         for session in self.sessions:

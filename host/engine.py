@@ -38,6 +38,7 @@ from .launch import (
 )
 from .network import Network
 from .pace import Pace
+from .pairx import PairX
 from .request import GenerateOptions, Prompt, Request, make_request
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
@@ -75,7 +76,7 @@ class Engine:
         self._prefill_chunk = prefill_chunk
         self._describe = describe_setting
         self._pace = pace
-        self._drafters = drafters
+        self.drafters = drafters
         self._described: tuple[int, Setting] | None = None
         self._decoders: set[Decoder] = set()
 
@@ -95,6 +96,8 @@ class Engine:
         coalesce: bool = True,
         link_delay_ms: float = 0.0,
         pair_x: str = "off",
+        pair_x_layers: str | None = None,
+        pair_x_seed: str | None = None,
         speculate: str = "off",
         volumes: str = "off",
         prefill_chunk: int | None = None,
@@ -124,8 +127,8 @@ class Engine:
             transport=transport,
             coalesce=coalesce,
             link_delay_ms=link_delay_ms,
+            pair_x=_pair_x(pair_x, pair_x_layers, pair_x_seed, kv),
             kv=make_kv_options(**kv),
-            pair_x=pair_x,
             speculate=speculate,
             volumes=volumes,
             prefill_chunk=prefill_chunk,
@@ -153,6 +156,9 @@ class Engine:
         transport: str | None = None,
         coalesce: bool | None = None,
         link_delay_ms: float | None = None,
+        pair_x: str = "off",
+        pair_x_layers: str | None = None,
+        pair_x_seed: str | None = None,
         speculate: str = "off",
         prefill_chunk: int | None = None,
         exact: bool = False,
@@ -179,6 +185,7 @@ class Engine:
             transport=_choice("transport", transport, fleet, "auto"),
             coalesce=_choice("coalesce", coalesce, fleet, True),
             link_delay_ms=_choice("link_delay_ms", link_delay_ms, fleet, 0.0),
+            pair_x=_pair_x(pair_x, pair_x_layers, pair_x_seed, kv),
             kv=make_kv_options(**kv),
             speculate=speculate,
             prefill_chunk=prefill_chunk,
@@ -279,7 +286,7 @@ class Engine:
             sequence,
             text.stream(stops=request.stops, context=context),
             outbox,
-            means=self._drafters.means(None, can_pipeline=sequence.kv.o1 is None),
+            means=self.drafters.means(None, can_pipeline=sequence.kv.o1 is None),
             max_rows=self._max_decode_rows,
             cap=lambda: self._prefill_cap(decoder),
             clock=self.clock,
@@ -288,6 +295,7 @@ class Engine:
         self._decoders.add(decoder)
         num_rows = len(request.prompt_ids) - len(sequence.tokens)
         max_rows = min((s.hello.limits.max_rows or num_rows for s in self.network.stations), default=num_rows)
+        max_rows = min(max_rows, self.network.seeding.max_rows(self.card.hidden_size) or max_rows)
         try:
             decoder.start(self._pace.window(num_rows, request.prefill_chunk, max_rows))
         except BaseException as error:
@@ -355,10 +363,20 @@ def _network(options: EngineOptions) -> Network:
         deadline_s=options.deadline_s,
         idle_s=IDLE_S,
         kv=options.kv,
+        pair_x=options.pair_x,
+        prefill_chunk=options.prefill_chunk,
         check=lambda network: describe(options, network, refuse_bounded=options.exact),
         clock=time.perf_counter,
         rng=random.Random(secrets.randbits(64)),
     )
+
+
+def _pair_x(mode: str, layers: str | None, seed: str | None, kv: KvKeywords) -> PairX:
+    """The three options as one. `approximate` permits live; it is taken out of `kv` where only live can mean it."""
+    is_approximate = kv.get("approximate", False)
+    if mode == "live" and kv.get("o1") is None:
+        kv.pop("approximate", None)
+    return PairX(mode=mode, layers=layers, seed=seed, approximate=is_approximate)
 
 
 def _choice(name: str, given: Any, fleet: FleetState | None, default: Any) -> Any:

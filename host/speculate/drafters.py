@@ -58,15 +58,20 @@ class Drafters:
 
     def means(self, proposer: Proposer | None, *, can_pipeline: bool = True) -> Means:
         """For one generation. `can_pipeline`: may several of its passes be cut by one epoch?"""
-        sizer = RunSizer(self.times, EXPECTED) if self.mode.looks_up or proposer is not None else None
         return Means(
             str(self.mode),
             self.times,
-            sizer=sizer,
-            lookup=Lookup() if self.mode.looks_up else None,
+            sizer=self.new_sizer() if self.mode.looks_up or proposer is not None else None,
+            lookup=self.new_lookup() if self.mode.looks_up else None,
             model=proposer,
             drafts=self.drafts if can_pipeline else None,
         )
+
+    def new_sizer(self) -> RunSizer:
+        return RunSizer(self.times, EXPECTED)
+
+    def new_lookup(self) -> Lookup:
+        return Lookup()
 
 
 def make_drafters(speculate: str, network: Network, pace: Pace) -> Drafters:

@@ -8,7 +8,7 @@ and where to, is its result. Which lines are open on a route is the host's polic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -22,9 +22,17 @@ FINGERPRINT_WORDS = 8  # of u32: a blake3 digest
 FINGERPRINT_BYTES = 4 * FINGERPRINT_WORDS
 SEED_OVERHEAD_BYTES = 2 * PREFIX_BYTES + FINGERPRINT_BYTES  # of a seed that carries its fingerprint
 
+INITIAL, RESIDUAL, ATTENTION, EARLY, FFN = 0, 1, 3, 4, 5  # the lines that carry seeds: 123, 145, 246, 257, 347
+
 # What a line carries: port, and how many layers its receiver lies above its sender.
-LINE_PORTS: dict[int, Port] = {0: Port.SEED, 1: Port.SEED, 3: Port.A, 4: Port.H, 5: Port.X}
-_LINE_STEPS: dict[int, int] = {0: 0, 1: 1, 3: 0, 4: 0, 5: 1}
+LINE_PORTS: dict[int, Port] = {
+    INITIAL: Port.SEED,
+    RESIDUAL: Port.SEED,
+    ATTENTION: Port.A,
+    EARLY: Port.H,
+    FFN: Port.X,
+}
+_LINE_STEPS: dict[int, int] = {INITIAL: 0, RESIDUAL: 1, ATTENTION: 0, EARLY: 0, FFN: 1}
 
 assert set(LINE_PORTS) == {line.index for line in fano.LINES if line.is_seed}
 assert MAX_TENSORS >= 2
@@ -62,7 +70,9 @@ class PassContext(msgspec.Struct, frozen=True):
             head.rows, head.options, head.route, head.hop if hop is None else hop,
         )  # fmt: skip
 
-    def alpha_jump(self, line: int, sign: int, payload: memoryview, src_layer: int, dst: str, token_seq: int) -> Jump:
+    def alpha_jump(
+        self, line: int, sign: int, payload: memoryview[Any], src_layer: int, dst: str, token_seq: int
+    ) -> Jump:
         """The seed of `line` with orientation `sign` from `src_layer`: `payload` f32 [rows, width], C-contiguous.
 
         `dst` is the receiver's address, "" the sender itself. Canonical seeds carry their fingerprint, since rows are
@@ -96,7 +106,7 @@ def destination_layer(line: int, src_layer: int) -> int:
     Lines 1 and 5 lead to the layer above, line 0 to layer 0; of line 4 it is the layer whose output is tapped.
     """
     layer = src_layer + _LINE_STEPS[line]
-    if not 0 <= layer <= 0xFFFF or (line == 0 and layer):
+    if not 0 <= layer <= 0xFFFF or (line == INITIAL and layer):
         raise BadTensorError(f"seed of line {line} from layer {src_layer}: there is no layer {layer} for it")
     return layer
 

@@ -18,6 +18,7 @@ class HostCard(Geometry, frozen=True, kw_only=True):
 
     name: str
     fingerprint: str
+    residual: str = "sequential"  # how attention and ffn of a layer meet (`docs/models.md`)
 
     @property
     def num_weights(self) -> int:

@@ -14,8 +14,10 @@ import msgspec
 
 from .decode import Decoder, Outbox
 from .errors import HostError
+from .pairx import NO_SEEDING, Seeding
 from .request import Request
 from .result import Chunk, Exactness, FinishReason, Result, Timings, TokenLogprob, Usage
+from .speculate.counts import SourceCounts
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -33,6 +35,7 @@ class Setting(msgspec.Struct, frozen=True):
     kv: dict[str, Any]
     token_bytes: int
     interior_bytes: int
+    seeding: Seeding = NO_SEEDING
 
 
 class Seat(Protocol):
@@ -134,6 +137,7 @@ class Generation:
         hops = num_bytes = cached = 0
         interior_bytes = setting.interior_bytes
         speculation: dict[str, Any] = {}
+        drafts = SourceCounts()
         if decoder is not None:
             token_ids, logprobs = tuple(decoder.token_ids), tuple(decoder.logprobs)
             text, logits_hash = "".join(decoder.texts), decoder.logits_hash
@@ -141,6 +145,7 @@ class Generation:
             hops = decoder.hops
             cached = len(prompt) - decoder.num_prefilled
             speculation = decoder.speculation.to_json()
+            drafts = decoder.speculation.counts.sources.get("draft", drafts)
             if len(token_ids) > 1:
                 num_bytes = decoder.decoded_bytes // (len(token_ids) - 1)
                 interior_bytes = interior_bytes * speculation["rows"] // (len(token_ids) - 1)
@@ -160,6 +165,7 @@ class Generation:
             hops_per_token=hops,
             bytes_per_token=num_bytes + interior_bytes if num_bytes else setting.token_bytes,
             speculation=speculation,
+            pair_x=setting.seeding.told(drafts, max(0, len(prompt) - cached + len(token_ids) - 1)),
             logits_hash=logits_hash,
             logprobs=logprobs if request.sampling.logprobs is not None else None,
         )

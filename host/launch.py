@@ -31,6 +31,7 @@ from .fleet.state import FleetState
 from .kv_options import exactness_options
 from .links import Dial, OnClose, OnMessage, StationLink
 from .network import Network
+from .pairx import PairX, check_plan
 from .plan import Plan, check, effect_of, from_hellos, make_plan
 from .request import check_count
 from .speculate.drafters import SpeculateMode
@@ -57,12 +58,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float
     rejoin_s: float
     speculate: str
+    pair_x: PairX
 
     def check(self) -> None:
         """InvalidRequestError for a value outside its range, UnsupportedOptionError for what is not built yet."""
         effect_of("route", self.route)
         effect_of("speculate", self.speculate)
         SpeculateMode.parse(self.speculate)
+        self.pair_x.check(self.route)
         for option, value in exactness_options(self.kv).items():
             effect_of(option, value)
         if self.transport not in TRANSPORTS:
@@ -84,7 +87,6 @@ class LaunchOptions(EngineOptions, frozen=True, kw_only=True):
     plan: str
     kernels: str
     threads: int | None
-    pair_x: str
     volumes: str
 
     @property
@@ -94,7 +96,7 @@ class LaunchOptions(EngineOptions, frozen=True, kw_only=True):
     def check(self) -> None:
         """As for the shared ones."""
         super().check()
-        for option in ("kernels", "pair_x", "volumes"):
+        for option in ("kernels", "volumes"):
             effect_of(option, getattr(self, option))
         if not self.model:
             raise InvalidRequestError("model '': a name, a path or synthetic:… is needed")
@@ -102,6 +104,8 @@ class LaunchOptions(EngineOptions, frozen=True, kw_only=True):
             raise InvalidRequestError(f"threads {self.threads}: at least 1 is needed")
         if self.is_solo and self.transport != "auto":
             raise InvalidRequestError(f"transport {self.transport!r}: plan solo is one process and has no sockets")
+        if self.is_solo:
+            check_plan(self.pair_x, make_plan(SOLO, 1))
         if self.exact and self.kernels == "reference":
             raise InvalidRequestError("exact and kernels 'reference' contradict each other: its cut is bounded")
 
@@ -145,6 +149,7 @@ async def launched_stations(options: LaunchOptions, network: Network, stack: Asy
         return await _embedded_station(options, network, stack)
     model, num_layers = await find_model(options.model)
     plan = make_plan(options.plan, num_layers)
+    check_plan(options.pair_x, plan)
     station_options = StationOptions(
         model=model,
         kernels=options.kernels,

@@ -137,11 +137,11 @@ class StationLink:
         self.lost_error = None
         self.state = LinkState.READY
 
-    def send(self, stream: int, pieces: Pieces) -> None:
-        """A one-way message under the next sequence."""
+    def send(self, stream: int, pieces: Pieces, *, sequence: int | None = None) -> None:
+        """A one-way message under the next sequence, or its own."""
         link, trace = self.link, self.trace
         began_s = trace.clock() if trace is not None else 0.0
-        link.send(stream, link.next_sequence(), pieces)
+        link.send(stream, link.next_sequence() if sequence is None else sequence, pieces)
         if trace is not None:
             trace.sent(began_s, stream, Flags.FIN, pieces, self.url)
 

@@ -34,8 +34,10 @@ from .chain import ChainPassage
 from .deadline import overdue, who_is_behind
 from .errors import EngineClosedError
 from .links import CONTROL_TIMEOUT_S, LinkState, StationLink, gather, vent_error
+from .pairx import NO_SEEDING, PairX
+from .pairx.decide import decide
 from .plan import Plan, to_route
-from .relay import RelayPassage
+from .relay import RelayPassage, SeedCounts
 from .sequence import TokenSequence
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ class Network:
         deadline_s: float,
         idle_s: float,
         kv: KvOptions,
+        pair_x: PairX,
+        prefill_chunk: int | None,
         check: Callable[[Network], object],
         clock: Callable[[], float],
         rng: random.Random,
@@ -74,6 +78,10 @@ class Network:
         self.deadline_s = deadline_s
         self.idle_s = idle_s
         self.kv = kv
+        self.seeding = NO_SEEDING  # which layers of the route take residual seeds
+        self.seeds_sent = SeedCounts()  # by this host, where it relays
+        self._pair_x = pair_x
+        self._prefill_chunk = prefill_chunk
         self.is_closed = False
         self.trouble = NOT_INSTALLED  # what keeps stations that are all connected from being joined
         self._trace: Recorder | None = None
@@ -130,6 +138,7 @@ class Network:
         check_alike(self.stations)
         self._plan = make_plan(self.stations)
         await self._fetch_bundle()
+        self.seeding = decide(self._pair_x, self._plan, self.bundle.card, self._prefill_chunk)
         await self._install_route()
         self._check(self)
 
@@ -326,10 +335,10 @@ class Network:
     async def _install_route(self) -> None:
         """Install a fresh route on every station; with the last answer the network is ready."""
         urls = [station.hello.advertise or station.url for station in self.stations]
-        route = to_route(self.plan, self._rng.getrandbits(31) | 1, urls)
+        route = self.seeding.applied_to(to_route(self.plan, self._rng.getrandbits(31) | 1, urls))
         vocab_size = self.bundle.card.vocab_size
         if self.is_relay:
-            self._passage = RelayPassage(route, self.stations, vocab_size)
+            self._passage = RelayPassage(route, self.stations, vocab_size, self.seeds_sent)
         else:
             asked = [(s, s.ask(InstallRoute(route, index))) for index, s in enumerate(self.stations)]
             await gather(asked, CONTROL_TIMEOUT_S, "the installation of a route")

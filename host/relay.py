@@ -15,10 +15,12 @@ import numpy as np
 from aeonflow import bands
 from aeonflow.assembly import Message
 from aeonflow.errors import AeonflowError, BadTensorError
+from aeonflow.fano import LINES, PLUS
 from aeonflow.frames import HEADER_BYTES
 from aeonflow.messages import Carrier, Route
-from aeonflow.route import ffn_slices, holder, input_holders
-from aeonflow.tensors import DType, Port, Tensor, options_byte, pack_tensors, unpack_tensors
+from aeonflow.passes import INITIAL, RESIDUAL, PassContext
+from aeonflow.route import ffn_slices, holder, input_holders, is_bypassed, num_parts
+from aeonflow.tensors import DType, Kind, Port, Tensor, options_byte, pack_tensors, unpack_tensors
 
 from .chain import join_parts
 from .links import StationLink
@@ -27,12 +29,31 @@ from .sequence import Pass, TokenSequence
 Data = bytes | bytearray | memoryview
 
 
+class Seed(NamedTuple):
+    """A residual seed that the relaying host sends in place of the station it had the rows from."""
+
+    carrier: Carrier
+    line: int
+    src_layer: int
+    kind: Kind
+    data: Data
+    width: int
+
+
 class Call(NamedTuple):
-    """One request to a station."""
+    """One request to a station. `seeds` leave before it."""
 
     carrier: Carrier
     layer: int
     inputs: tuple[tuple[Port, Data, int], ...]  # port, bytes, width
+    seeds: tuple[Seed, ...] = ()
+
+
+class SeedCounts:
+    """Residual seeds sent by this host, by Fano line."""
+
+    def __init__(self) -> None:
+        self.by_line = [0] * len(LINES)
 
 
 class Output(NamedTuple):
@@ -58,9 +79,11 @@ def relay_steps(route: Route, ids: bytes) -> Steps:
     outputs = yield calls
     x = _sum([output.take(Port.X, call) for output, call in zip(outputs, calls, strict=True)])
     layer = 0
+    initial = _initial_seed(route, x)
     while layer < route.num_layers:
         entry = input_holders(route, layer)[0]
-        call = Call(entry, layer, (x,))
+        call = Call(entry, layer, (x,), initial)
+        initial = ()
         (output,) = yield [call]
         if entry.role == "block":
             x = output.take(Port.X, call)
@@ -73,40 +96,68 @@ def relay_steps(route: Route, ids: bytes) -> Steps:
             x = _add_slices(h, [output.take(Port.F, call) for output, call in zip(outputs, calls, strict=True)])
             layer += 1
             continue
-        call = Call(holder(route, "gate_up", layer), layer, (n,))
+        above = layer + 1
+        seeds = _seed(route, layer, h if route.seed == "h" else x)
+        call = Call(holder(route, "gate_up", layer), layer, (n,), seeds)
         (output,) = yield [call]
-        call = Call(holder(route, "down", layer), layer, (h, output.take(Port.U, call)))
+        u = output.take(Port.U, call)
+        call = Call(holder(route, "down", layer), layer, (u,) if is_bypassed(route, above) else (h, u))
         (output,) = yield [call]
-        x = output.take(Port.X, call)
-        layer += 1
+        x = output.take(Port.F if is_bypassed(route, above) else Port.X, call)
+        layer = above
     outputs = yield [Call(c, 0, (x,)) for c in input_holders(route, route.num_layers)]
     return [next(iter(output.ports.values())) for output in outputs]
 
 
-class RelayPassage:
-    """Passes by request and reply."""
+def _initial_seed(route: Route, x: tuple[Port, Data, int]) -> tuple[Seed, ...]:
+    """Line 0: the embedding row, which must be what the chain delivers to layer 0."""
+    entry = input_holders(route, 0)[0]
+    if route.pair_x != "shadow" or entry.role != "attn" or num_parts(route, "embed") > 1:
+        return ()
+    return (Seed(entry, INITIAL, 0, Kind.SHADOW, x[1], x[2]),)
 
-    def __init__(self, route: Route, stations: Sequence[StationLink], vocab_size: int) -> None:
+
+def _seed(route: Route, layer: int, rows: tuple[Port, Data, int]) -> tuple[Seed, ...]:
+    """Line 1: what the attention of the layer above is given ahead of the chain."""
+    if route.pair_x == "off" or layer + 1 not in route.seeded:
+        return ()
+    kind = Kind.SHADOW if route.pair_x == "shadow" else Kind.CANONICAL
+    return (Seed(holder(route, "attn", layer + 1), RESIDUAL, layer, kind, rows[1], rows[2]),)
+
+
+class RelayPassage:
+    """Passes by request and reply. `seeds_sent` counts the residual seeds among them."""
+
+    def __init__(self, route: Route, stations: Sequence[StationLink], vocab_size: int, seeds_sent: SeedCounts) -> None:
         self.route = route
+        self._seeds_sent = seeds_sent
         self._stations = stations
         self._vocab_size = vocab_size
 
     def send(self, sequence: TokenSequence, one: Pass) -> None:
         """Start the pass; the replies carry it on."""
-        _Flight(self._stations, self._vocab_size, sequence, one, relay_steps(self.route, one.ids)).advance(None)
+        steps = relay_steps(self.route, one.ids)
+        _Flight(self._stations, self._vocab_size, sequence, one, steps, self._seeds_sent).advance(None)
 
 
 class _Flight:
     """One pass under way. `hop` is the number of crossings behind it."""
 
     def __init__(
-        self, stations: Sequence[StationLink], vocab_size: int, sequence: TokenSequence, one: Pass, steps: Steps
+        self,
+        stations: Sequence[StationLink],
+        vocab_size: int,
+        sequence: TokenSequence,
+        one: Pass,
+        steps: Steps,
+        seeds_sent: SeedCounts,
     ) -> None:
         self._stations = stations
         self._vocab_size = vocab_size
         self._sequence = sequence
         self._pass = one
         self._steps = steps
+        self._seeds_sent = seeds_sent
         self._outputs: list[Output | None] = []
         self._missing = 0
         self._hop = 0
@@ -125,7 +176,23 @@ class _Flight:
         for index, call in enumerate(calls):
             self._request(index, call)
 
+    def _jump(self, seed: Seed) -> None:
+        """A residual seed to the station it is for."""
+        station, one = self._stations[seed.carrier.station], self._pass
+        context = PassContext(
+            one.session, one.epoch, one.base, one.settled, seed.kind, one.first, one.rows,
+            options_byte(grow=one.grow, want=one.want), 0, self._hop + int(station.is_remote),
+        )  # fmt: skip
+        rows = memoryview(seed.data).cast("B").cast("f", (one.rows, seed.width))
+        jump = context.alpha_jump(seed.line, PLUS, rows, seed.src_layer, station.url, one.first)
+        if station.is_remote:
+            self._num_bytes += HEADER_BYTES + sum(memoryview(piece).nbytes for piece in jump.pieces)
+        self._seeds_sent.by_line[seed.line] += 1
+        station.send(jump.stream, jump.pieces, sequence=jump.sequence)
+
     def _request(self, index: int, call: Call) -> None:
+        for seed in call.seeds:
+            self._jump(seed)
         station = self._stations[call.carrier.station]
         pieces = pack_tensors([self._tensor(call, station, *one) for one in call.inputs])
         if station.is_remote:

@@ -65,7 +65,8 @@ class Exactness(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True):
     """One finished generation. `hops_per_token` counts one-way link crossings on the critical path of a decode pass;
     `bytes_per_token` the bytes of frames that cross links for one decoded token; `kv` how K and V are kept;
-    `speculation` what was guessed and how much of it was right (`docs/speculation.md`), empty before anything ran."""
+    `speculation` what was guessed and how much of it was right (`docs/speculation.md`), empty before anything ran;
+    `pair_x` what residual seeds did (`docs/pair-x.md`)."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -82,6 +83,7 @@ class Result(msgspec.Struct, frozen=True):
     bytes_per_token: int
     kv: dict[str, Any]
     speculation: dict[str, Any]
+    pair_x: dict[str, Any]
     logits_hash: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
 

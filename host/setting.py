@@ -8,6 +8,7 @@ from .generate import Setting
 from .kv_options import exactness_options
 from .launch import EngineOptions
 from .network import Network
+from .pairx.seeding import BUILT_FOR_LIVE
 from .plan import exactness, mixed_numerics
 from .plan.path import Link, chain_path, relay_path
 
@@ -18,6 +19,9 @@ def describe(options: EngineOptions, network: Network, *, refuse_bounded: bool =
     kernels = "+".join(sorted({hello.kernels for hello in known}))
     numerics = [hello.numerics for hello in known]
     chosen: dict[str, object] = {"route": options.route, "coalesce": options.coalesce, **exactness_options(options.kv)}
+    seeding = network.seeding
+    if seeding.is_on and not (seeding.mode == "live" and network.bundle.card.residual in BUILT_FOR_LIVE):
+        chosen["pair_x"] = seeding.mode  # a model that was built for live seeds is run as it was built
     for name in kernels.split("+"):
         chosen["kernels"] = name if chosen.get("kernels") != "reference" else "reference"
     promise = exactness(chosen, numerics)
@@ -36,6 +40,7 @@ def describe(options: EngineOptions, network: Network, *, refuse_bounded: bool =
         kv=options.kv.shown(),
         token_bytes=token_bytes,
         interior_bytes=interior_bytes,
+        seeding=seeding,
     )
 
 

@@ -17,6 +17,7 @@ from .deadline import who_is_behind
 from .links import LinkState, StationLink, answers
 from .network import Network
 from .pace import Measured, Pace
+from .pairx.counters import seeds_status
 from .prefill import shape_of
 from .sequence import Answer
 
@@ -84,6 +85,7 @@ async def _compute_seconds(network: Network) -> float:
 async def engine_status(engine: Engine) -> dict[str, Any]:
     """The status as plain values (`docs/protocol.md`, *Stats*, explains the counters of stations)."""
     network = engine.network
+    relayed = list(network.seeds_sent.by_line)  # before stations are asked what has come
     stats = await answers(network.stations, Stats(), StatsReply, STATS_TIMEOUT_S)
     trouble = ""
     probed: ProbeResult | None = None
@@ -115,8 +117,9 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
         "stations": [_station_status(s, stats.get(s.index)) for s in network.stations],
         "sessions": len(network.sequences),
         "frames_per_message": frames / messages if messages else 0.0,
-        "seeds_sent": _total(stats, "seeds_sent"),
+        "seeds_sent": sum(relayed) + _total(stats, "seeds_sent"),
         "seeds_received": _total(stats, "seeds_received"),
+        "pair_x": seeds_status(network.seeding, relayed, [reply.values for reply in stats.values()]),
         "stale_answers": network.stale,
         "stray_messages": network.strays,
     }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def check_options(engine: EngineOptions, cache: CacheOptions, answer: AnswerOptions) -> None:
     """Refuse what cannot be meant before a model is fetched or a station starts; name what has no effect."""
     engine.check()
-    cache.check()
+    cache.check(is_live=engine.pair_x == "live")
     answer.check()
     _warn_of_idle(answer.given())
 

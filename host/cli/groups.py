@@ -33,6 +33,9 @@ from .options import (
     MaxTokens,
     MinP,
     Model,
+    PairX,
+    PairXLayers,
+    PairXSeed,
     Plan,
     PrefillChunk,
     RouteOption,
@@ -77,6 +80,9 @@ class EngineOptions(WayOptions, frozen=True, kw_only=True):
     """What an engine is made of: stations started for one command, or those of a fleet that runs."""
 
     model: Model = None
+    pair_x: PairX = None
+    pair_x_layers: PairXLayers = None
+    pair_x_seed: PairXSeed = None
     speculate: Speculate = None
     exact: Exact = False
     fleet: Fleet = None
@@ -97,6 +103,7 @@ class EngineOptions(WayOptions, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """UsageError for options that contradict each other."""
+        self._check_pair_x()
         if self.speculate is not None:
             check_speculate(self.speculate)
         if self.fleet is None:
@@ -114,6 +121,13 @@ class EngineOptions(WayOptions, frozen=True, kw_only=True):
                 "already, with the options it was started with"
             )
 
+    def _check_pair_x(self) -> None:
+        """Refuse what `Engine` would refuse, before a model is fetched. Raises InvalidRequestError."""
+        from host.pairx import PairX
+
+        asked = PairX(mode=self.pair_x or "off", layers=self.pair_x_layers, seed=self.pair_x_seed)
+        asked.check(self.route or "chain")
+
 
 class CacheOptions(OptionGroup, frozen=True, kw_only=True):
     """How keys and values are kept; named as `Engine`'s keywords."""
@@ -127,11 +141,17 @@ class CacheOptions(OptionGroup, frozen=True, kw_only=True):
     o1: O1 = None
     approximate: Approximate = False
 
-    def check(self) -> None:
-        """Refuse what an engine would refuse, before a model is fetched. Raises InvalidRequestError."""
+    def check(self, *, is_live: bool = False) -> None:
+        """Refuse what an engine would refuse, before a model is fetched. Raises InvalidRequestError.
+
+        `is_live`: `approximate` is meant for Pair X, whatever it is to the caches.
+        """
         from host.kv_options import make_kv_options
 
-        make_kv_options(**self.given())
+        given = self.given()
+        if is_live and self.o1 is None:
+            given.pop("approximate", None)
+        make_kv_options(**given)
 
 
 class AnswerOptions(OptionGroup, frozen=True, kw_only=True):

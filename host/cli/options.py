@@ -18,6 +18,7 @@ OnOff = Literal["on", "off"]
 Route = Literal["relay", "chain"]
 Kernels = Literal["fast", "fast-int8", "reference"]
 Transport = Literal["auto", "websockets", "picows"]
+PairXMode = Literal["off", "shadow", "bypass", "draft", "live"]
 KvMode = Literal["f32", "f16", "q8", "q8k", "q8v", "q4"]
 Eviction = Literal["born", "recent"]
 SocketLibrary = Literal["websockets", "picows"]
@@ -86,6 +87,24 @@ Exact = Annotated[
     bool,
     typer.Option("--exact", help="Refuse whatever makes the result depend on the cut.", rich_help_panel=FLEET_PANEL),
 ]
+PairX = Annotated[
+    PairXMode | None,
+    typer.Option(
+        help="Residual seeds: compared, moving one add, drafting, or used (default off).", rich_help_panel=FLEET_PANEL
+    ),
+]
+PairXLayers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="all|LIST|auto:K",
+        help="Layers that take a seed, as 2,5-9; auto:K by the probe's ranking (default all).",
+        rich_help_panel=FLEET_PANEL,
+    ),
+]
+PairXSeed = Annotated[
+    Literal["h", "x"] | None,
+    typer.Option(help="What a seed is: h past attention, x before it (default h).", rich_help_panel=FLEET_PANEL),
+]
 PrefillChunk = Annotated[
     int | None,
     typer.Option(
@@ -125,7 +144,12 @@ O1 = Annotated[
     ),
 ]
 Approximate = Annotated[
-    bool, typer.Option("--approximate", help="Use --o1 though it loses to a window.", rich_help_panel=KV_PANEL)
+    bool,
+    typer.Option(
+        "--approximate",
+        help="Use --o1 though it loses to a window, or --pair-x live though it is another model.",
+        rich_help_panel=KV_PANEL,
+    ),
 ]
 Fleet = Annotated[
     str | None,

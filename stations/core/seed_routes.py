@@ -11,12 +11,12 @@ from typing import NamedTuple
 from aeonflow import fano
 from aeonflow.errors import PlanError
 from aeonflow.messages import Carrier, Route
+from aeonflow.passes import INITIAL, RESIDUAL
 from aeonflow.route import holder, is_bypassed, num_parts
 from aeonflow.tensors import Kind
 
 from .seeds import CHAIN, mask, nibble
 
-INITIAL, RESIDUAL = 0, 1  # Fano lines 123 and 145
 INPUT = -1  # as a SeedEdge's source: the stage's own input
 
 

@@ -1,0 +1,93 @@
+"""What `aeonflow pairx probe` found of a model: a file below AEONFLOW_HOME, bound to the model's fingerprint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ..errors import HostError
+from ..fleet.state import cache_root
+
+REPORT_VERSION = 1
+
+
+class LayerProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens when `layer` alone takes a seed, over the shipped texts, teacher-forced.
+
+    `max_abs` and `relative` (max |seed − x| / max |x|, the mean over rows): the seed against the layer's input.
+    `top1`: share of positions whose likeliest token stays; `kl`: mean KL(plain ‖ seeded) in nats; `perplexity_ratio`:
+    seeded / plain. `alpha`: share of positions at which a draft with this layer seeded (canonical rows in the caches of
+    earlier positions) chooses the plain pass's token.
+    """
+
+    layer: int
+    max_abs: float
+    relative: float
+    top1: float
+    kl: float
+    perplexity_ratio: float
+    alpha: float
+
+
+class SetProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """Several layers seeded at once: those of the ranking's beginning."""
+
+    layers: tuple[int, ...]
+    top1: float
+    kl: float
+    perplexity_ratio: float
+    alpha: float
+
+
+class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`ranking`: layers from the least harmed on. `seed`: what was sent, "h" or "x"."""
+
+    version: int
+    model: str
+    fingerprint: str
+    seed: str
+    num_layers: int
+    num_texts: int
+    num_tokens: int
+    perplexity: float
+    layers: tuple[LayerProbe, ...]
+    sets: tuple[SetProbe, ...]
+    ranking: tuple[int, ...]
+    made: str = ""  # date and time, UTC
+
+    @property
+    def passes_max_abs(self) -> tuple[int, ...]:
+        """Layers whose seed is the layer's input within the gate's 1e-4."""
+        return tuple(one.layer for one in self.layers if one.max_abs <= MAX_ABS)
+
+
+MAX_ABS = 1e-4  # of the gate: a seed that is further off is another model's input
+
+
+def report_path(fingerprint: str, seed: str = "h") -> Path:
+    """Where the report of a model is kept."""
+    return cache_root(os.environ) / "pairx" / f"{fingerprint}.{seed}.json"
+
+
+def load_report(fingerprint: str, seed: str = "h") -> ProbeReport | None:
+    """The report of a model, None when there is none of this version. HostError for a file that cannot be read."""
+    path = report_path(fingerprint, seed)
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=ProbeReport)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise HostError(f"the report {path} cannot be read: {error}; make it anew: aeonflow pairx probe") from error
+    return report if (report.version, report.fingerprint) == (REPORT_VERSION, fingerprint) else None
+
+
+def save_report(report: ProbeReport) -> Path:
+    """Keep a report in place of an older one of the model."""
+    path = report_path(report.fingerprint, report.seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".tmp")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    fresh.replace(path)
+    return path

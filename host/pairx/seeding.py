@@ -1,0 +1,142 @@
+"""From what was asked for to the layers of a route that take seeds. Pure: plan, card and reports are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from aeonflow.messages import Route
+from aeonflow.passes import max_seed_rows
+
+from ..errors import InvalidRequestError, UnsupportedOptionError
+from ..plan import Plan
+from ..speculate.counts import SourceCounts
+from .options import OFF, PairX
+from .report import ProbeReport
+
+SPLIT_ROLES = ("attn", "gate_up", "down")
+ALLOWING = "plans with attn, gate_up and down as roles allow it: trisplit, trisplit:per-layer, a .toml file"
+BUILT_FOR_LIVE = ("ladder", "parallel")
+DRAFT_FORK = (
+    1  # without a report: the first layers are harmed most, so a draft grows from layer 1 and seeds those above
+)
+
+
+class Seeding(msgspec.Struct, frozen=True):
+    """The mode of a route and its layers that take a seed, as the route carries them."""
+
+    mode: str
+    layers: tuple[int, ...] = ()
+    seed: str = "h"
+
+    @property
+    def is_on(self) -> bool:
+        return self.mode != OFF
+
+    def applied_to(self, route: Route) -> Route:
+        """The same route with its seeds."""
+        return msgspec.structs.replace(route, pair_x=self.mode, seeded=self.layers, seed=self.seed)
+
+    def told(self, drafts: SourceCounts, num_rows: int) -> dict[str, Any]:
+        """As results show it, for a generation of which `num_rows` rows were computed.
+
+        `seeded`: rows that seeds went along with, of a draft route the drafts; `diverged`: drafts that were wrong.
+        """
+        is_draft = self.mode == "draft"
+        seeded = drafts.drafted if is_draft else num_rows if self.is_on else 0
+        drafted, accepted = (drafts.drafted, drafts.accepted) if is_draft else (0, 0)
+        return {
+            "mode": self.mode,
+            "layers": list(self.layers),
+            "seeded": seeded,
+            "drafted": drafted,
+            "accepted": accepted,
+            "diverged": drafted - accepted,
+        }
+
+    def max_rows(self, hidden_size: int) -> int | None:
+        """Rows of a pass whose seeds fit a frame; None where there are none."""
+        return max_seed_rows(hidden_size) if self.is_on else None
+
+
+NO_SEEDING = Seeding(OFF)
+
+
+def check_plan(pair_x: PairX, plan: Plan) -> None:
+    """UnsupportedOptionError, naming the plans that allow it, for a plan none of whose layers can take a seed."""
+    if pair_x.is_on and not seedable_layers(plan):
+        raise UnsupportedOptionError(f"pair_x {pair_x.mode} with plan {plan.name!r}: {ALLOWING}")
+
+
+def seedable_layers(plan: Plan) -> tuple[int, ...]:
+    """Layers that can take a seed: they and the layer below are cut into attn, gate_up and down."""
+    split = [
+        {name for s in plan.stations for role in s.roles for name in (role.name,) if role.lo <= layer <= role.hi}
+        >= set(SPLIT_ROLES)
+        for layer in range(plan.num_layers)
+    ]
+    return tuple(layer for layer in range(1, plan.num_layers) if split[layer - 1] and split[layer])
+
+
+def resolve(
+    pair_x: PairX,
+    plan: Plan,
+    *,
+    residual: str,
+    hidden_size: int,
+    report: ProbeReport | None,
+    gate_passed: bool,
+    prefill_chunk: int | None,
+) -> Seeding:
+    """The layers that take a seed. Raises UnsupportedOptionError or InvalidRequestError by name.
+
+    `report`: what the probe found of this model, if it was run; `gate_passed`: its seeds were found equal to what the
+    chain delivers.
+    """
+    if not pair_x.is_on:
+        return NO_SEEDING
+    check_plan(pair_x, plan)
+    if pair_x.mode == "live" and residual not in BUILT_FOR_LIVE and not gate_passed and not pair_x.approximate:
+        raise UnsupportedOptionError(
+            f"pair_x live: the model's residual is {residual!r}, not {' or '.join(BUILT_FOR_LIVE)}, and no gate "
+            "(aeonflow bench gate) has found its seeds equal to the chain's, so the output would be another model's; "
+            "--approximate runs it all the same"
+        )
+    seeding = Seeding(pair_x.mode, _layers(pair_x, plan, report), pair_x.seed or "h")
+    most = max_seed_rows(hidden_size)
+    if prefill_chunk is not None and prefill_chunk > most:
+        raise InvalidRequestError(
+            f"prefill_chunk {prefill_chunk} with pair_x {pair_x.mode}: a seed is one frame, which holds {most} rows of "
+            f"{hidden_size} floats"
+        )
+    return seeding
+
+
+def _layers(pair_x: PairX, plan: Plan, report: ProbeReport | None) -> tuple[int, ...]:
+    possible, wanted = seedable_layers(plan), pair_x.wanted
+    if wanted.listed:
+        if missing := [layer for layer in wanted.listed if layer not in possible]:
+            raise InvalidRequestError(
+                f"pair_x_layers {pair_x.layers}: layer {missing[0]} cannot take a seed on plan {plan.name!r}; "
+                f"{_span(possible)} can"
+            )
+        return wanted.listed
+    if wanted.count:
+        if wanted.count > len(possible):
+            raise InvalidRequestError(f"pair_x_layers {pair_x.layers}: {len(possible)} layers can take a seed")
+        if report is None:
+            raise InvalidRequestError(
+                f"pair_x_layers {pair_x.layers}: no report says which layers are harmed least; "
+                "run aeonflow pairx probe first"
+            )
+        ranked = [layer for layer in report.ranking if layer in possible]
+        return tuple(sorted(ranked[: wanted.count]))
+    if pair_x.mode == "draft":
+        return tuple(layer for layer in possible if layer > DRAFT_FORK) or possible
+    return possible
+
+
+def _span(layers: Sequence[int]) -> str:
+    return f"layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else f"layer {layers[0]}"

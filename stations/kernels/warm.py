@@ -34,7 +34,8 @@ def compile_units(names: Iterable[str], progress: Progress) -> None:
     """Have these units (`fast/units.py`) in the cache."""
     from ..models.store import cache_folder
     from .fast.cache import CompileCache
-    from .fast.target import current_target
+    from .fast.target import known_target
 
-    cache = CompileCache(cache_folder(os.environ), current_target(os.environ), os.environ)
+    folder = cache_folder(os.environ)
+    cache = CompileCache(folder, known_target(os.environ, folder), os.environ)
     cache.ensure(tuple(names), lambda done, total: progress("compile", done, total))

@@ -28,7 +28,7 @@ from .helpers import Helpers
 from .loader import LoadedUnits
 from .model_records import I64, ModelRecords
 from .numerics import numerics_id
-from .target import current_target
+from .target import known_target
 from .units import ATTEND, LAYERS, lookup_unit, units_of
 from .workspace import Workspace
 
@@ -306,7 +306,8 @@ class FastBackend(FastKernels):
         is_int8: bool = False,
     ) -> None:
         settings = os.environ if environment is None else environment
-        cache = CompileCache(cache_folder(settings), current_target(settings), settings)
+        folder = cache_folder(settings)
+        cache = CompileCache(folder, known_target(settings, folder), settings)
         super().__init__(weights, roles, threads, cache, is_int8=is_int8)
         self.numerics_id = numerics_id(self.units, cache, is_int8=is_int8)
 

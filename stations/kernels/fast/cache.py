@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +21,7 @@ from blake3 import blake3
 
 from ...errors import KernelError
 from ..numba_setup import numba_environment
-from .target import Target
+from .target import Target, distribution_version
 from .units import compile_cost_s, object_name
 
 Progress = Callable[[int, int], None]  # units done, units in all
@@ -39,16 +38,9 @@ def no_progress(done: int, total: int) -> None:
 
 def variant(target: Target) -> str:
     """The name of the cache folder for this CPU and these compilers."""
-    versions = [f"{name} {_version(name)}" for name in ("numba", "llvmlite")]
+    versions = [f"{name} {distribution_version(name)}" for name in ("numba", "llvmlite")]
     text = "\n".join([*versions, target.machine, target.cpu, target.features])
     return blake3(text.encode()).hexdigest()[:20]
-
-
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "none"
 
 
 class CompileCache:

@@ -1,16 +1,21 @@
 """The CPU that code is compiled for: its name, its features, and what the kernels make of them.
 
 `NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` override what the machine has, as they do in numba. Results have the same
-bits for every target; only speed differs. Imports llvmlite, not numba.
+bits for every target; only speed differs. LLVM is asked what the machine has once, then its answer is read from the
+compile cache. Never imports numba.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
 
-import llvmlite.binding as llvm
+from blake3 import blake3
 
 _X86 = ("x86_64", "amd64", "i386", "i686")
 _ARM = ("aarch64", "arm64")
@@ -69,7 +74,9 @@ class Target:
 
 
 def current_target(environment: Mapping[str, str]) -> Target:
-    """The target that numba compiles for under this environment."""
+    """The target that numba compiles for under this environment, as LLVM tells."""
+    import llvmlite.binding as llvm
+
     cpu = environment.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
     features = environment.get("NUMBA_CPU_FEATURES")
     if features is None:
@@ -81,3 +88,45 @@ def current_target(environment: Mapping[str, str]) -> Target:
             except RuntimeError:  # LLVM cannot tell on this machine
                 features = ""
     return Target(platform.machine().lower(), cpu, features)
+
+
+def known_target(environment: Mapping[str, str], cache_folder: Path) -> Target:
+    """`current_target`, remembered in `cache_folder` for this processor and environment: no LLVM the second time."""
+    processor = _processor()
+    if processor is None:
+        return current_target(environment)
+    settings = [environment.get(f"NUMBA_CPU_{name}") for name in ("NAME", "FEATURES")]
+    key = blake3(json.dumps([processor, settings, distribution_version("llvmlite")]).encode()).hexdigest()[:20]
+    path = cache_folder / "jit" / f"cpu-{key}.json"
+    try:
+        return Target(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        target = current_target(environment)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(asdict(target)))
+        scratch.rename(path)
+    except OSError:  # asked again next time
+        pass
+    return target
+
+
+def _processor() -> str | None:
+    """What the system says of the first processor, as far as it stays the same; None where it does not."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return None
+    fields = dict(part.split(":", 1) for line in first.splitlines() if ":" in (part := line.replace("\t", "")))
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")
+    found = [f"{name}:{fields[name]}" for name in wanted if name in fields]
+    return "\n".join(found) if any(line.startswith(("flags", "Features")) for line in found) else None
+
+
+def distribution_version(name: str) -> str:
+    """The version of an installed distribution, "none" where it is not."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"

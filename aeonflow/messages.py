@@ -91,6 +91,7 @@ class StationAddress(msgspec.Struct, frozen=True, array_like=True):
 
 PAIR_X_MODES = ("off", "shadow", "bypass", "draft", "live")
 SEEDS = ("h", "x")
+RESIDUALS = ("sequential", "ladder", "parallel")  # how attention and ffn of a model's layers meet (`docs/models.md`)
 
 
 class Route(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +104,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     pair_x: str = "off"  # one of PAIR_X_MODES: what residual seeds do on this route
     seeded: tuple[int, ...] = ()  # layers whose attention takes a seed; 0 has none below it
     seed: str = "h"  # what a seed is: "h" (past attention, S1) or "x" (the layer's input, S2)
+    residual: str = "sequential"  # one of RESIDUALS, the model's: it decides what attention takes in
 
 
 class InstallRoute(msgspec.Struct, frozen=True, array_like=True, tag=10):

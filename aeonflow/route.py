@@ -11,6 +11,14 @@ A station never stores edges: it holds the whole table (`messages.Route`) and as
     down l, block ..l → x to the holder of layer l+1's input, after the last layer to every head part
     down l, bypassed  → f there; h of attn l reaches it as a seed, and down gets u alone (`is_bypassed` of l+1)
     head part i       → logits (part i) or the acknowledgement to the host
+
+In a ladder attn l+1 (or the block that starts there) takes h of layer l too: h of attn l, or of a block beside its x,
+goes there as well. Where a layer is live (`is_live`) inputs come as seeds, and only what is left goes along here:
+
+    attn l            → nothing: a goes to gate_up l as a seed; of a parallel model h to down l
+    gate_up l         → h and u to down l in one message, h also to whoever takes the next layer's input of a ladder;
+                        of a parallel model u to down l
+    down l, below one → of a parallel model x to attn l+1, else nothing: x goes to gate_up l+1 as a seed
 """
 
 from __future__ import annotations
@@ -19,7 +27,7 @@ from typing import NamedTuple
 
 from . import bands
 from .errors import PlanError
-from .messages import PAIR_X_MODES, SEEDS, Carrier, Route
+from .messages import PAIR_X_MODES, RESIDUALS, SEEDS, Carrier, Route
 from .tensors import Port
 
 
@@ -67,21 +75,17 @@ def num_parts(route: Route, role: str) -> int:
 def successors(route: Route, role: str, layer: int) -> list[Hop]:
     """Output edges of `role` at `layer` (for a block: its last layer). Empty for the head: it answers the host."""
     if role == "attn":
-        if slices := ffn_slices(route, layer):
-            return [*(Hop(c.station, bands.FFN, layer, Port.N) for c in slices), *_into(route, layer + 1, Port.H)]
-        if is_bypassed(route, layer + 1):
-            return [Hop(holder(route, "gate_up", layer).station, bands.GATE_UP, layer, Port.N)]
-        gate_up, down = holder(route, "gate_up", layer), holder(route, "down", layer)
-        return [
-            Hop(gate_up.station, bands.GATE_UP, layer, Port.N),
-            Hop(down.station, bands.DOWN, layer, Port.H),
-        ]
+        return _after_attn(route, layer)
     if role == "gate_up":
-        return [Hop(holder(route, "down", layer).station, bands.DOWN, layer, Port.U)]
+        return _after_gate_up(route, layer)
     if role == "down" and is_bypassed(route, layer + 1):
         return _into(route, layer + 1, Port.F)
-    if role in ("down", "block"):
+    if role == "down" and is_live(route, layer + 1):
+        return _into(route, layer + 1, Port.X) if route.residual == "parallel" else []
+    if role == "down":
         return _into(route, layer + 1, Port.X)
+    if role == "block":
+        return [*_into(route, layer + 1, Port.X), *_up_the_ladder(route, layer)]
     if role == "embed":
         return _into(route, 0, Port.X)
     if role == "ffn":
@@ -89,6 +93,39 @@ def successors(route: Route, role: str, layer: int) -> list[Hop]:
     if role == "head":
         return []
     raise PlanError(f"role {role!r} has no place in a chain")
+
+
+def _after_attn(route: Route, layer: int) -> list[Hop]:
+    if slices := ffn_slices(route, layer):
+        return [*(Hop(c.station, bands.FFN, layer, Port.N) for c in slices), *_into(route, layer + 1, Port.H)]
+    gate_up, down = holder(route, "gate_up", layer), holder(route, "down", layer)
+    to_gate_up = Hop(gate_up.station, bands.GATE_UP, layer, Port.N)
+    to_down = Hop(down.station, bands.DOWN, layer, Port.H)
+    if is_bypassed(route, layer + 1):
+        return [to_gate_up]
+    if is_live(route, layer):
+        return [to_down] if route.residual == "parallel" else []
+    return [to_gate_up, to_down, *_up_the_ladder(route, layer)]
+
+
+def _after_gate_up(route: Route, layer: int) -> list[Hop]:
+    down = holder(route, "down", layer).station
+    to_down = Hop(down, bands.DOWN, layer, Port.U)
+    if is_live(route, layer) and route.residual != "parallel":
+        return [Hop(down, bands.DOWN, layer, Port.H), to_down, *_up_the_ladder(route, layer)]
+    return [to_down]
+
+
+def _up_the_ladder(route: Route, layer: int) -> list[Hop]:
+    """h of `layer` to the input above it, which takes it beside x in a ladder; not where it comes as a seed."""
+    if route.residual != "ladder" or layer + 1 == route.num_layers or is_live(route, layer + 1):
+        return []
+    return _into(route, layer + 1, Port.H)
+
+
+def is_live(route: Route, layer: int) -> bool:
+    """Is the attention of `layer` computed from what comes as a seed, ahead of the ffn below it or beside its own?"""
+    return route.pair_x == "live" and layer in route.seeded
 
 
 def is_bypassed(route: Route, layer: int) -> bool:
@@ -102,14 +139,32 @@ def check_pair_x(route: Route) -> None:
         raise PlanError(f"pair_x {route.pair_x!r} of route {route.route}: one of {', '.join(PAIR_X_MODES)} is expected")
     if route.seed not in SEEDS:
         raise PlanError(f"seed {route.seed!r} of route {route.route}: one of {', '.join(SEEDS)} is expected")
+    if route.residual not in RESIDUALS:
+        raise PlanError(f"residual {route.residual!r} of route {route.route}: known are {', '.join(RESIDUALS)}")
     if route.pair_x == "off":
         return
+    if route.residual != "sequential" and route.pair_x != "live":
+        raise PlanError(f"pair_x {route.pair_x} with a {route.residual} residual: off and live are possible")
+    if route.pair_x == "live" and route.seed != "h":
+        raise PlanError(f"pair_x live with seeds {route.seed!r}: live takes h")
     for layer in route.seeded:
         if not 1 <= layer < route.num_layers:
             raise PlanError(f"layer {layer} of route {route.route} is to be seeded: 1 to {route.num_layers - 1} can be")
         for below in (layer - 1, layer):
-            for role in ("attn", "gate_up", "down"):
-                holder(route, role, below)
+            _check_split(route, below)
+    if route.pair_x == "draft":
+        for layer in range(fork_layer(route), route.num_layers):
+            _check_split(route, layer)
+
+
+def fork_layer(route: Route) -> int:
+    """The layer where a draft leaves the canonical pass: below the first seeded one. Later layers are all its own."""
+    return min(route.seeded, default=route.num_layers) - 1
+
+
+def _check_split(route: Route, layer: int) -> None:
+    for role in ("attn", "gate_up", "down"):
+        holder(route, role, layer)
 
 
 def _into(route: Route, layer: int, port: Port) -> list[Hop]:

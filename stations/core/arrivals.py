@@ -6,6 +6,7 @@ looked at, and a frame is checked before its newer epoch is adopted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from aeonflow.tensors import Kind, Port, Tensor, Want, unpack_tensors
 from .counters import Counters
 from .emit import Emitter, acknowledgement
 from .failures import Failures
+from .forms import LADDER
 from .intake import Intake, find_stages
 from .joins import Part, add_slices, sum_parts
 from .limits import StationLimits
@@ -35,7 +37,7 @@ from .routes import Routes
 from .session import Relation, Session
 from .sessions import SessionTable
 from .shadows import Shadows
-from .stages import CompiledRoute, Stage
+from .stages import CompiledRoute, Edge, Stage
 
 Array = npt.NDArray[Any]
 
@@ -104,15 +106,20 @@ class Arrivals:
             self._events["bad_messages"] += 1
             self._failures.fail(session, head, stream, head.layer, caller, error)
 
-    def deliver_inside(self, job: Job, stream: int, layer: int, port: int, array: Array) -> None:
-        """An output of `job` whose successor is this station itself."""
+    def deliver_inside(self, job: Job, edge: Edge, outputs: Sequence[Array]) -> None:
+        """An output of `job`, or two, whose successor is this station itself."""
         self._events["messages_delivered_inside"] += 1
         session, head, route = job.session, job.head, job.route
-        for stage in route.stages[stream, layer]:
+        for stage in route.takers(edge.stream, edge.layer, head.kind) or ():
             try:
-                self._arrive(session, route, stage, head, array, port, job.stage.part, None)
+                if edge.also < 0:
+                    self._arrive(session, route, stage, head, outputs[edge.output], edge.port, job.stage.part, None)
+                else:
+                    ports = job.stage.outputs
+                    both = {ports[index]: outputs[index] for index in (edge.output, edge.also)}
+                    self._enter(session, route, stage, head, [both[port] for port in stage.inputs], None)
             except CallError as error:
-                self._failures.fail(session, head, stream, layer, None, error)
+                self._failures.fail(session, head, edge.stream, edge.layer, None, error)
 
     def arrived(
         self, session: Session, route: CompiledRoute, stage: Stage, head: Tensor, array: Array, port: int
@@ -228,7 +235,8 @@ class Arrivals:
             if want is Want.LAST:
                 inputs = [array[-1:] for array in inputs]
         if stage.joined_slices:
-            inputs = [add_slices(inputs)]
+            x = add_slices(inputs)
+            inputs = [x, inputs[0]] if stage.form == LADDER else [x]
         elif stage.joined_embeds:
             inputs = [sum_parts(inputs)]
         if stage.shadowed and not head.kind:

@@ -11,13 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aeonflow.tensors import Kind
+
 from ..kernels.base import Backend, Span
+from ..kernels.residual import ladder_attn, ladder_block, normed_gate_up, parallel_attn, parallel_block
 from ..kv.layer_cache import LayerKvCache
+from .forms import DELTA, LADDER, NORMED, PARALLEL
 from .queue import Job
-from .stages import DELTA, Stage
+from .stages import Stage
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
+_CANONICAL = int(Kind.CANONICAL)
 
 
 class Batch:
@@ -45,12 +50,12 @@ def compute(batch: Batch, backend: Backend) -> None:
     except Exception as error:  # whatever a kernel raises must reach the hosts, not end the compute thread
         batch.error = error
         return
-    is_finite = True
+    all_finite = True
     for array in outputs:
-        is_finite = is_finite and _is_finite(array)
+        all_finite = all_finite and is_finite(array)
     if len(batch.jobs) == 1:
         batch.outputs = [outputs]
-        if not is_finite:
+        if not all_finite:
             batch.poisoned = [0]
         return
     at = 0
@@ -59,7 +64,7 @@ def compute(batch: Batch, backend: Backend) -> None:
         own = tuple(array[at : at + rows] for array in outputs)
         at += rows
         batch.outputs.append(own)
-        if not is_finite and not all(_is_finite(array) for array in own):
+        if not all_finite and not all(is_finite(array) for array in own):
             batch.poisoned.append(index)
 
 
@@ -67,27 +72,56 @@ def _run(batch: Batch, backend: Backend) -> tuple[F32, ...]:
     stage, role = batch.stage, batch.stage.role
     x = _stacked(batch.jobs, 0)
     if role == "attn":
-        return backend.attn(stage.layer, x, _spans(batch, 0))
+        return _attn(batch, backend, x)
     if role == "gate_up":
+        if stage.form == NORMED:
+            return x, normed_gate_up(backend, stage.layer, x)
         return (backend.gate_up(stage.layer, x),)
-    if stage.form == DELTA:
-        return (backend.down_delta(stage.layer, x),)
     if role == "down":
+        if stage.form == DELTA:
+            return (backend.down_delta(stage.layer, x),)
         return (backend.down(stage.layer, x, _stacked(batch.jobs, 1)),)
     if role == "ffn":
         return (backend.ffn(stage.layer, x, stage.part, stage.parts),)
     if role == "block":
-        spans = [_spans(batch, depth) for depth in range(stage.hi - stage.layer + 1)]
-        return (backend.block(stage.layer, stage.hi, x, spans),)
+        return _block(batch, backend, x)
     if role == "embed":
         return (backend.embed(x.reshape(-1), stage.part, stage.parts),)
     return (backend.head(x, stage.part, stage.parts),)
 
 
+def _attn(batch: Batch, backend: Backend, x: F32) -> tuple[F32, ...]:
+    layer, form, spans = batch.stage.layer, batch.stage.form, _spans(batch, 0)
+    if form == DELTA:
+        return (backend.attn_delta(layer, x, spans),)
+    if form == LADDER:
+        return ladder_attn(backend, layer, x, _below(batch, x), spans)
+    if form == PARALLEL:
+        return parallel_attn(backend, layer, x, spans)
+    return backend.attn(layer, x, spans)
+
+
+def _block(batch: Batch, backend: Backend, x: F32) -> tuple[F32, ...]:
+    lo, hi, form = batch.stage.layer, batch.stage.hi, batch.stage.form
+    spans = [_spans(batch, depth) for depth in range(hi - lo + 1)]
+    if form == LADDER:
+        return ladder_block(backend, lo, hi, x, _below(batch, x), spans)
+    if form == PARALLEL:
+        return (parallel_block(backend, lo, hi, x, spans),)
+    return (backend.block(lo, hi, x, spans),)
+
+
+def _below(batch: Batch, x: F32) -> F32:
+    """h of the layer below; at the foot of a ladder that is x."""
+    return _stacked(batch.jobs, 1) if batch.stage.layer else x
+
+
 def _spans(batch: Batch, depth: int) -> list[Span]:
+    """The rows of every job at one of its layers; a draft's are appended to its view, which changes no form."""
     spans = []
     for job, caches in zip(batch.jobs, batch.caches, strict=True):
-        job.session.prepare(caches[depth], job.head.first)
+        if job.head.kind == _CANONICAL:
+            job.session.prepare(caches[depth], job.head.first)
         spans.append(Span(caches[depth], job.head.first, job.head.rows))
     return spans
 
@@ -103,7 +137,7 @@ def _stacked(jobs: list[Job], index: int) -> Array:
     return np.concatenate([job.inputs[index] for job in jobs])
 
 
-def _is_finite(array: F32) -> bool:
+def is_finite(array: F32) -> bool:
     """No NaN and no infinity. One pass for the sum of squares; where that overflows, beyond 1e18, the max decides."""
     if math.isfinite(np.vdot(array, array)):
         return True

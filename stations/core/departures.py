@@ -132,9 +132,9 @@ class Departures:
         else:
             for edge in stage.edges or ():
                 if edge.url:
-                    self._emitter.forward(job, edge, outputs[edge.output])
+                    self._emitter.forward(job, edge, outputs)
                 else:
-                    self._arrivals.deliver_inside(job, edge.stream, edge.layer, edge.port, outputs[edge.output])
+                    self._arrivals.deliver_inside(job, edge, outputs)
             if stage.seeds:
                 self._seed_port.send(job, outputs)
 

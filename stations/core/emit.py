@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,17 +32,23 @@ class Emitter:
         self._events = counters.events
         self._crossing = crossing
 
-    def forward(self, job: Job, edge: Edge, array: Array) -> None:
-        """One output to the station at the edge's other end."""
+    def forward(self, job: Job, edge: Edge, outputs: Sequence[Array]) -> None:
+        """One output, or two in one message, to the station at the edge's other end."""
         self._events["messages_forwarded"] += 1
+        pieces = self._forwarded(job, edge, edge.port, outputs[edge.output])
+        if edge.also >= 0:
+            pieces += self._forwarded(job, edge, job.stage.outputs[edge.also], outputs[edge.also])
+        self._outbox.put(ToStation(edge.url, edge.stream, pieces, edge.flags, job.head.session))
+
+    def _forwarded(self, job: Job, edge: Edge, port: int, array: Array) -> tuple[bytes | memoryview, ...]:
         head, stage = job.head, job.stage
         hop = head.hop + self._crossing
         prefix = PREFIX.pack(
-            head.session, head.epoch, head.base, head.settled, head.first, head.rows, edge.layer, head.kind, edge.port,
+            head.session, head.epoch, head.base, head.settled, head.first, head.rows, edge.layer, head.kind, port,
             head.options & _PASS_OPTIONS | stage.part << 3, 0, head.route, hop if hop <= MAX_HOP else MAX_HOP, 2,
             *array.shape,
         )  # fmt: skip
-        self._outbox.put(ToStation(edge.url, edge.stream, (prefix, array.data.cast("B")), edge.flags, head.session))
+        return prefix, array.data.cast("B")
 
     def answer(self, job: Job, caller: Caller, outputs: tuple[Array, ...]) -> None:
         """Every output port of the role, in one reply to a call."""

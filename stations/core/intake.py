@@ -93,7 +93,7 @@ class Intake:
 def find_stages(route: CompiledRoute, stream: int, role: str, tensors: Sequence[Tensor]) -> tuple[Stage, ...]:
     """The stages of `route` that take these inputs; a call to one of several shards names its part. BadTensorError."""
     head = tensors[0]
-    stages = route.stages.get((stream, head.layer))
+    stages = route.takers(stream, head.layer, head.kind)
     if route.variants and len(tensors) == 1:
         stages = route.variants.get((stream, head.layer, head.port), stages)
     if stages is None:

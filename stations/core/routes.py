@@ -14,16 +14,17 @@ from .stages import CompiledRoute, compile_local, compile_route
 class Routes:
     """Routes by (link of the host, route id)."""
 
-    def __init__(self, spans: Sequence[RoleSpan], num_layers: int, max_routes: int) -> None:
-        self.local = compile_local(spans)
+    def __init__(self, spans: Sequence[RoleSpan], num_layers: int, residual: str, max_routes: int) -> None:
+        self.local = compile_local(spans, residual)
         self._spans = tuple(spans)
         self._num_layers = num_layers
+        self._residual = residual
         self._max_routes = max_routes
         self._by_link: dict[int, dict[int, CompiledRoute]] = {}
 
     def install(self, link: int, request: InstallRoute, in_use: Iterable[int]) -> CompiledRoute:
         """Compile and keep a route; one of the same id is replaced. PlanError or OverloadedError with the numbers."""
-        compiled = compile_route(request.route, request.self_index, self._spans, self._num_layers)
+        compiled = compile_route(request.route, request.self_index, self._spans, self._num_layers, self._residual)
         routes = self._by_link.setdefault(link, {})
         routes.pop(compiled.route, None)
         if len(routes) >= self._max_routes:

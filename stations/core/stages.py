@@ -15,37 +15,29 @@ from aeonflow import bands
 from aeonflow.errors import BadTensorError, PlanError
 from aeonflow.frames import Flags
 from aeonflow.messages import Carrier, Route
-from aeonflow.route import check_pair_x, ffn_slices, is_bypassed, num_parts, successors
-from aeonflow.tensors import Port
+from aeonflow.route import Hop, check_pair_x, ffn_slices, is_bypassed, is_live, num_parts, successors
+from aeonflow.tensors import Kind, Port
 
 from ..models.roles import END_ROLES, SLICED_ROLE, SLICES, RoleSpan
+from .draft_routes import (
+    Seeding,
+    draft_form,
+    draft_hops,
+    draft_rules,
+    draft_seeding,
+    drafts_at,
+    grow_seeding,
+    live_rules,
+    live_seeding,
+)
+from .forms import DELTA, NORMED, PLAIN, SLICED, is_role, ports_of, residual_form
 from .seed_routes import BYPASS, SeedEdge, SeedKey, SeedRule, relay_rules, seed_edges, seed_rules
 
-INPUT_PORTS: dict[str, tuple[Port, ...]] = {
-    "embed": (Port.IDS,),
-    "attn": (Port.X,),
-    "gate_up": (Port.N,),
-    "down": (Port.H, Port.U),
-    "ffn": (Port.N,),
-    "block": (Port.X,),
-    "head": (Port.X,),
-}
-SLICED_PORTS = (Port.H, Port.F)  # instead of x, above a layer whose ffn is cut into slices
-OUTPUT_PORTS: dict[str, tuple[Port, ...]] = {
-    "embed": (Port.X,),
-    "attn": (Port.H, Port.N),
-    "gate_up": (Port.U,),
-    "down": (Port.X,),
-    "ffn": (Port.F,),
-    "block": (Port.X,),
-    "head": (Port.LOGITS,),
-}
 PART_ROLES = (*END_ROLES, SLICED_ROLE)  # a station may carry several parts of one
 CACHE_ROLES = frozenset({"attn", "block"})
-_H = int(Port.H)
+_H, _DRAFT = int(Port.H), int(Kind.DRAFT)
 
 StageKey = tuple[str, int, int, int, int]  # role and form, layer, hi, part, parts: what makes two jobs one batch
-DELTA = "delta"  # a form of down: it takes u alone and gives f, without the residual
 
 
 class Edge(NamedTuple):
@@ -57,6 +49,7 @@ class Edge(NamedTuple):
     output: int  # index into the stage's outputs
     port: int
     flags: Flags
+    also: int = -1  # index of a second output that travels in the same message; -1: none
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -79,6 +72,7 @@ class Stage(msgspec.Struct, frozen=True):
     outputs: tuple[int, ...] = ()  # ports of what is computed, in order
     form: str = ""  # which arithmetic of the role; "": the plain one
     seeds: tuple[SeedEdge, ...] = ()  # residual seeds sent with every pass
+    early: tuple[SeedEdge, ...] = ()  # seeds that leave as soon as the input is whole, before anything is computed
     shadowed: int = 0  # x that arrives here is held against seeds, in slots that wait for this; 0: against none
 
     def slot(self, port: int, part: int) -> int:
@@ -100,7 +94,8 @@ class CompiledRoute(msgspec.Struct, frozen=True):
     """The stages of one station on a route, by (stream, layer); several only for shards and slices.
 
     `seeded`: who takes a residual seed, by (Fano line, layer, kind). `variants`: of the relay, stages that take other
-    inputs than the plain ones, by (stream, layer, port).
+    inputs than the plain ones, by (stream, layer, port). `drafts`: stages of draft rows, which take other ways than
+    canonical ones, by (stream, layer).
     """
 
     route: int
@@ -109,9 +104,15 @@ class CompiledRoute(msgspec.Struct, frozen=True):
     kv_layers: tuple[int, ...]
     seeded: dict[SeedKey, tuple[Stage, SeedRule]] = {}
     variants: dict[tuple[int, int, int], tuple[Stage, ...]] = {}
+    drafts: dict[tuple[int, int], tuple[Stage, ...]] = {}
+
+    def takers(self, stream: int, layer: int, kind: int) -> tuple[Stage, ...] | None:
+        """Who takes rows of that kind here; None where nobody does."""
+        at = stream, layer
+        return self.drafts.get(at) if kind == _DRAFT and self.drafts else self.stages.get(at)
 
 
-def compile_local(spans: Iterable[RoleSpan]) -> CompiledRoute:
+def compile_local(spans: Iterable[RoleSpan], residual: str = "sequential") -> CompiledRoute:
     """The relay's table: every role the station carries, answered to the caller. A block runs whole."""
     stages: dict[tuple[int, int], tuple[Stage, ...]] = {}
     layers: set[int] = set()
@@ -120,10 +121,12 @@ def compile_local(spans: Iterable[RoleSpan]) -> CompiledRoute:
     for span in spans:
         for layer, hi in _entries(span.role, span.lo, span.hi):
             own = RoleSpan(span.role, layer, hi, span.part, span.parts)
-            rules = relay_rules(span.role, layer)
-            plain = _stage(own, None, shadowed=_shadowed(rules))
+            rules = relay_rules(span.role, layer) if residual == "sequential" else {}
+            plain = _stage(own, None, form=residual_form(span.role, residual), shadowed=_shadowed(rules))
             _add(stages, plain)
             layers.update(range(layer, hi + 1) if span.role in CACHE_ROLES else ())
+            if residual != "sequential":
+                continue
             if span.role == "attn":
                 joined = _stage(own, None, slices=1)
                 variants[bands.ATTN, layer, int(Port.F)] = (joined,)
@@ -133,13 +136,17 @@ def compile_local(spans: Iterable[RoleSpan]) -> CompiledRoute:
     return CompiledRoute(0, stages, {}, tuple(sorted(layers)), seeded, variants)
 
 
-def compile_route(route: Route, self_index: int, spans: Sequence[RoleSpan], num_layers: int) -> CompiledRoute:
+def compile_route(
+    route: Route, self_index: int, spans: Sequence[RoleSpan], num_layers: int, residual: str = "sequential"
+) -> CompiledRoute:
     """The stages of station `self_index`. PlanError where the route asks for what the station does not carry, misses a
-    role, or was made for another depth."""
+    role, or was made for another depth or residual."""
     if route.route == 0:
         raise PlanError("route 0 is the relay: a route's id is 1 or more")
     if route.num_layers != num_layers:
         raise PlanError(f"route {route.route} has {route.num_layers} layers, the model has {num_layers}")
+    if route.residual != residual:
+        raise PlanError(f"route {route.route} is for a {route.residual} residual, the model's is {residual}")
     if not 0 <= self_index < len(route.stations):
         raise PlanError(f"route {route.route}: station index {self_index}, it has {len(route.stations)} stations")
     own = [c for c in route.carriers if c.station == self_index]
@@ -148,36 +155,73 @@ def compile_route(route: Route, self_index: int, spans: Sequence[RoleSpan], num_
     check_pair_x(route)
     for carrier in own:
         _check_carried(carrier, spans)
-    parts = num_parts(route, "embed")
     stages: dict[tuple[int, int], tuple[Stage, ...]] = {}
+    drafts: dict[tuple[int, int], tuple[Stage, ...]] = {}
     layers: set[int] = set()
     seeded: dict[SeedKey, tuple[Stage, SeedRule]] = {}
     for c in own:
         for layer, hi in _entries(c.role, c.lo, c.hi):
-            joined = parts if parts > 1 and layer == 0 and c.role in CACHE_ROLES else 0
-            below = route.num_layers - 1 if c.role == "head" else layer - 1
-            slices = len(ffn_slices(route, below)) if c.role in CACHE_ROLES or c.role == "head" else 0
-            if c.role == "attn" and is_bypassed(route, layer):
-                slices = 1  # the whole ffn, as one slice: x = h + f, and h comes as a seed
-            form = DELTA if c.role == "down" and is_bypassed(route, layer + 1) else ""
-            rules = seed_rules(route, c, layer)
-            stage = _stage(
-                RoleSpan(c.role, layer, hi, c.part, c.parts),
-                _edges(route, self_index, c, hi, _outputs(c.role, form)),
-                joined,
-                slices,
-                form=form,
-                seeds=seed_edges(route, self_index, c, hi),
-                shadowed=_shadowed(rules),
-            )
+            stage, rules = _canonical_stage(route, self_index, c, layer, hi)
             _add(stages, stage)
             seeded.update({at: (stage, rule) for at, rule in rules.items()})
             layers.update(range(layer, hi + 1) if c.role in CACHE_ROLES else ())
-    used = [stage for row in stages.values() for stage in row]
+            if drafts_at(route, c.role, layer):
+                draft = _draft_stage(route, self_index, c, layer)
+                _add(drafts, draft)
+                seeded.update({at: (draft, rule) for at, rule in draft_rules(c.role, layer).items()})
+    used = [stage for row in (*stages.values(), *drafts.values()) for stage in row]
     urls = {edge.url for stage in used for edge in stage.edges or () if edge.url}
-    urls.update(edge.url for stage in used for edge in stage.seeds if edge.url)
+    urls.update(edge.url for stage in used for edge in (*stage.seeds, *stage.early) if edge.url)
     names = {station.url: station.name for station in route.stations if station.url in urls}
-    return CompiledRoute(route.route, stages, names, tuple(sorted(layers)), seeded)
+    return CompiledRoute(route.route, stages, names, tuple(sorted(layers)), seeded, drafts=drafts)
+
+
+def _canonical_stage(
+    route: Route, self_index: int, c: Carrier, layer: int, hi: int
+) -> tuple[Stage, dict[SeedKey, SeedRule]]:
+    """The stage of `c` at `layer`..`hi`, and the seeds that it takes."""
+    parts = num_parts(route, "embed")
+    joined = parts if parts > 1 and layer == 0 and c.role in CACHE_ROLES else 0
+    below = route.num_layers - 1 if c.role == "head" else layer - 1
+    slices = len(ffn_slices(route, below)) if c.role in CACHE_ROLES or c.role == "head" else 0
+    if c.role == "attn" and is_bypassed(route, layer):
+        slices = 1  # the whole ffn, as one slice: x = h + f, and h comes as a seed
+    form = _form_of(route, c.role, layer)
+    rules = {**seed_rules(route, c, layer), **live_rules(route, c.role, layer)}
+    live, grow = live_seeding(route, self_index, c.role, hi), grow_seeding(route, self_index, c.role, hi)
+    stage = _stage(
+        RoleSpan(c.role, layer, hi, c.part, c.parts),
+        _edges(route, self_index, c, successors(route, c.role, hi), ports_of(c.role, form, layer).outputs),
+        joined,
+        slices,
+        form=form,
+        seeding=Seeding((*seed_edges(route, self_index, c, hi), *live.seeds, *grow.seeds), live.early),
+        shadowed=_shadowed(rules),
+    )
+    return stage, rules
+
+
+def _draft_stage(route: Route, self_index: int, c: Carrier, layer: int) -> Stage:
+    form = draft_form(c.role)
+    return _stage(
+        RoleSpan(c.role, layer, layer, c.part, c.parts),
+        _edges(route, self_index, c, draft_hops(route, c.role, layer), ports_of(c.role, form, layer).outputs),
+        form=form,
+        seeding=draft_seeding(route, self_index, c.role, layer),
+        is_draft=True,
+    )
+
+
+def _form_of(route: Route, role: str, layer: int) -> str:
+    """The form of a canonical stage that starts at `layer`."""
+    if role == "down" and is_bypassed(route, layer + 1):
+        return DELTA
+    if is_live(route, layer):
+        if role == "attn" and route.residual != "parallel":
+            return DELTA
+        if role == "gate_up":
+            return NORMED
+    return residual_form(role, route.residual)
 
 
 def _entries(role: str, lo: int, hi: int) -> list[tuple[int, int]]:
@@ -192,29 +236,28 @@ def _shadowed(rules: Mapping[SeedKey, SeedRule]) -> int:
     return next((rule.expected for rule in rules.values() if rule.mode == "shadow"), 0)
 
 
-def _outputs(role: str, form: str) -> tuple[Port, ...]:
-    return (Port.F,) if form == DELTA else OUTPUT_PORTS[role]
-
-
 def _stage(
     span: RoleSpan,
     edges: tuple[Edge, ...] | None,
     embeds: int = 0,
     slices: int = 0,
     *,
-    form: str = "",
-    seeds: tuple[SeedEdge, ...] = (),
+    form: str = PLAIN,
+    seeding: Seeding = Seeding(),  # noqa: B008 — frozen
     shadowed: int = 0,
+    is_draft: bool = False,
 ) -> Stage:
     role = span.role
-    inputs = SLICED_PORTS if slices else (Port.U,) if form == DELTA else INPUT_PORTS[role]
+    ports = ports_of(role, form, span.lo)
+    inputs = SLICED if slices else ports.inputs
+    name = " ".join(filter(None, (role, form, "of drafts" if is_draft else "")))
     return Stage(
         role=role,
         layer=span.lo,
         hi=span.hi,
         part=span.part,
         parts=span.parts,
-        key=(f"{role} {form}" if form else role, span.lo, span.hi, span.part, span.parts),
+        key=(name, span.lo, span.hi, span.part, span.parts),
         edges=edges,
         joined_embeds=embeds,
         joined_slices=slices,
@@ -223,9 +266,10 @@ def _stage(
         stream=bands.ROLE_STREAMS[role],
         inputs=tuple(map(int, inputs)),
         has_cache=role in CACHE_ROLES,
-        outputs=tuple(map(int, _outputs(role, form))),
+        outputs=tuple(map(int, ports.outputs)),
         form=form,
-        seeds=seeds,
+        seeds=seeding.seeds,
+        early=seeding.early,
         shadowed=shadowed,
     )
 
@@ -239,10 +283,18 @@ def _add(stages: dict[tuple[int, int], tuple[Stage, ...]], stage: Stage) -> None
     stages[at] = (*before, stage)
 
 
-def _edges(route: Route, self_index: int, carrier: Carrier, layer: int, outputs: tuple[Port, ...]) -> tuple[Edge, ...]:
-    hops = dict.fromkeys(successors(route, carrier.role, layer))  # two parts on one station are one hop
-    edges = []
+def _edges(
+    route: Route, self_index: int, carrier: Carrier, hops: Iterable[Hop], outputs: tuple[Port, ...]
+) -> tuple[Edge, ...]:
+    """Edges for `hops`; two outputs for one place, as h and u of a seeded pass, go in one message."""
+    hops = list(dict.fromkeys(hops))  # two parts on one station are one hop
+    edges: dict[tuple[int, int, int], Edge] = {}
     for hop in hops:
+        output = outputs.index(hop.port)
+        place = hop.station, hop.stream, hop.layer
+        if place in edges:
+            edges[place] = edges[place]._replace(also=output)
+            continue
         flags = Flags.FIN
         if carrier.parts > 1:
             flags |= Flags.FOLD
@@ -251,12 +303,12 @@ def _edges(route: Route, self_index: int, carrier: Carrier, layer: int, outputs:
         url = "" if hop.station == self_index else route.stations[hop.station].url
         if hop.station != self_index and not url:
             raise PlanError(f"route {route.route}: station {route.stations[hop.station].name} has no address")
-        edges.append(Edge(url, hop.stream, hop.layer, outputs.index(hop.port), hop.port, flags))
-    return tuple(edges)
+        edges[place] = Edge(url, hop.stream, hop.layer, output, hop.port, flags)
+    return tuple(edges.values())
 
 
 def _check_carrier(route: Route, c: Carrier) -> None:
-    if c.role not in INPUT_PORTS:
+    if not is_role(c.role):
         raise PlanError(f"route {route.route}: role {c.role!r} has no place in a chain")
     if not 0 <= c.station < len(route.stations):
         raise PlanError(f"route {route.route}: {c.role} on station {c.station} of {len(route.stations)}")

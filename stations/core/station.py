@@ -87,7 +87,7 @@ class Station:
         self._outbox = Outbox(name, self.counters)
         self.take_outgoing: Callable[[], list[Outgoing]] = self._outbox.take
         self.sessions = SessionTable(limits, card, sinks)
-        self._routes = Routes(self.spans, card.num_layers, limits.max_routes)
+        self._routes = Routes(self.spans, card.num_layers, card.residual, limits.max_routes)
         self.queue = JobQueue(limits)
         crossing = 0 if in_process else 1
         emitter = Emitter(self._outbox, self.counters, crossing)

@@ -62,7 +62,12 @@ PLAIN_ATTENTION = Attention()
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """Geometry and text conventions. Sizes in elements; `ffn_size` is the intermediate width."""
+    """Geometry and text conventions. Sizes in elements; `ffn_size` is the intermediate width.
+
+    `residual` says how attention and ffn of a layer meet, layer l with input x, h before it h' (`docs/models.md`):
+    sequential x + attn(norm₁ x) = h, then h + ffn(norm₂ h); ladder x + attn(norm₁ h') = h, then h + ffn(norm₂ h), with
+    h' = x at layer 0; parallel (x + attn(norm₁ x)) + ffn(norm₂ x).
+    """
 
     name: str
     architecture: str  # "llama"
@@ -82,7 +87,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     add_bos: bool
     chat_template: str | None = None
     activation: str = "silu"
-    residual: str = "sequential"
+    residual: str = "sequential"  # one of RESIDUALS
     attention: Attention = PLAIN_ATTENTION
     layout_version: int = LAYOUT_VERSION
     source: str = ""  # what it was imported from, with the weight types found

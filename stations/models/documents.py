@@ -14,6 +14,7 @@ import cbor2
 import msgspec
 
 from aeonflow.frames import Buffer
+from aeonflow.messages import RESIDUALS
 
 from .card import ModelCard
 from .errors import CorruptModelError, UnsupportedModelError
@@ -22,7 +23,8 @@ from .manifest import Manifest, decode_manifest
 CARD_FILE = "card.json"
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "manifest.json"
-_ARITHMETIC = {"architecture": "llama", "activation": "silu", "residual": "sequential"}  # of all kernels there are
+# of all kernels there are
+_ARITHMETIC = {"architecture": ("llama",), "activation": ("silu",), "residual": RESIDUALS}
 
 
 class Bundle(NamedTuple):
@@ -76,8 +78,8 @@ def decode_bundle(data: Buffer) -> Bundle:
 def _check_arithmetic(card: ModelCard) -> None:
     """A card of a later version may name what kernels of this one would silently compute in another way."""
     for field, supported in _ARITHMETIC.items():
-        if (found := getattr(card, field)) != supported:
-            raise UnsupportedModelError(f"{CARD_FILE}: {field} {found!r}; supported is {supported!r}")
+        if (found := getattr(card, field)) not in supported:
+            raise UnsupportedModelError(f"{CARD_FILE}: {field} {found!r}; supported is {', '.join(supported)}")
     check_attention(card)
 
 

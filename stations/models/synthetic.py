@@ -51,6 +51,7 @@ class SyntheticCheckpoint:
             eos_ids=(0, 2),
             add_bos=False,
             chat_template=CHAT_TEMPLATE,
+            residual=spec.residual,
             attention=spec.attention,
             source=f"generated, seed {spec.seed}, weights {spec.type}",
         )

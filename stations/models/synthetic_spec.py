@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 
+from aeonflow.messages import RESIDUALS
+
 from ..layout import weight_format
 from .card import Attention
 from .checkpoint import SUPPORTED_TYPES
 from .errors import UnsupportedModelError
 
 PREFIX = "synthetic:"
+_WORDS = ("type", "residual")  # keys whose values are no numbers
 SPECIAL_TEXTS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
 
 
@@ -30,6 +33,7 @@ class SyntheticSpec:
     context: int = 2048
     theta: int = 10_000
     tied: int = 1
+    residual: str = "sequential"  # one of RESIDUALS: how attention and ffn of a layer meet
     window: int = 0  # rows that sliding layers see; 0: no layer slides
     full_every: int = 2  # with a window: every such layer sees all rows, counted from 1; 0: all layers slide
     softcap: int = 0  # of attention scores; 0: off
@@ -45,9 +49,9 @@ class SyntheticSpec:
             key, _, value = (part.strip() for part in item.partition("="))
             if key not in known:
                 raise UnsupportedModelError(f"synthetic: {key!r} is unknown; known are {', '.join(known)}")
-            if key != "type" and not re.fullmatch("[0-9]{1,9}", value):
+            if key not in _WORDS and not re.fullmatch("[0-9]{1,9}", value):
                 raise UnsupportedModelError(f"synthetic: {key}={value!r} is not a number below a billion")
-            values[key] = value.lower() if key == "type" else int(value)
+            values[key] = value.lower() if key in _WORDS else int(value)
         spec = cls(**values)  # type: ignore[arg-type]
         spec._check()
         return spec
@@ -76,6 +80,8 @@ class SyntheticSpec:
                 f"synthetic: widths hidden={self.hidden}, ffn={self.ffn}, heads x head_dim="
                 f"{self.heads * self.dim} must be multiples of {block} for {self.type}, head_dim={self.dim} even"
             )
+        if self.residual not in RESIDUALS:
+            raise UnsupportedModelError(f"synthetic: residual={self.residual}; known are {', '.join(RESIDUALS)}")
         if self.vocab < smallest:
             raise UnsupportedModelError(f"synthetic: vocab={self.vocab}, at least {smallest} (bytes and specials)")
 

@@ -160,13 +160,18 @@ class PlainModel:
 class CoreNet:
     """Stations of one route. `step(rng)` lets one thing happen; `run` goes on until nothing is left to happen."""
 
-    def __init__(self, model: ModelFolder, stations: list[str], backends: dict[int, Backend] | None = None) -> None:
+    def __init__(
+        self, model: ModelFolder, stations: list[str], backends: dict[int, Backend] | None = None, **route: Any
+    ) -> None:
         self.urls = [f"ws://s{index}" for index in range(len(stations))]
         self.stations = [
             make_core(model, roles, f"s{index}", (backends or {}).get(index)) for index, roles in enumerate(stations)
         ]
         addresses = tuple(StationAddress(f"s{i}", url) for i, url in enumerate(self.urls))
-        self.route = Route(ROUTE, model.card.num_layers, addresses, carriers_of(stations, model.card.num_layers))
+        carriers = carriers_of(stations, model.card.num_layers)
+        self.route = Route(
+            ROUTE, model.card.num_layers, addresses, carriers, **{"residual": model.card.residual, **route}
+        )
         self.edges: dict[tuple[int, int], deque[tuple[int, bytes, Flags]]] = {}  # (from, to); -1 is the host
         self.running: dict[int, Batch] = {}
         self.answers: list[Answer] = []

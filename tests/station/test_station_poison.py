@@ -12,7 +12,7 @@ from aeonflow import Flags, bands
 from aeonflow.errors import CallError, OverloadedError, PoisonedError
 from aeonflow.messages import InstallRoute, Open, Route, StationAddress, Vent, encode
 from aeonflow.tensors import Port, pack_tensors
-from stations.core.batch import _is_finite
+from stations.core.batch import is_finite
 from stations.core.outgoing import ToLink, ToStation
 from stations.core.station import Station
 from stations.kernels.base import Span
@@ -132,7 +132,7 @@ def test_kernels_that_fail_are_reported_and_leave_no_rows_behind(
 
 
 def test_large_but_finite_rows_are_no_poison() -> None:
-    assert _is_finite(np.full((2, 3), 3e38, np.float32))
-    assert _is_finite(np.array([[1e-45, -0.0]], np.float32))
-    assert not _is_finite(np.array([[3e38, np.inf]], np.float32))
-    assert not _is_finite(np.array([[3e38, np.nan]], np.float32))
+    assert is_finite(np.full((2, 3), 3e38, np.float32))
+    assert is_finite(np.array([[1e-45, -0.0]], np.float32))
+    assert not is_finite(np.array([[3e38, np.inf]], np.float32))
+    assert not is_finite(np.array([[3e38, np.nan]], np.float32))

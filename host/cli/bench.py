@@ -1,4 +1,4 @@
-"""`aeonflow bench wire|hop|decode`: measurements. Each prints one JSON object; methods are in `benches/METHOD.md`."""
+"""`aeonflow bench wire|hop|decode|trisplit`: each prints one JSON object; methods are in `benches/METHOD.md`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from .bench_trisplit import trisplit
 from .failure import UsageError
 from .groups import check_speculate
 from .options import MAX_DELAY_MS, Kernels, KvMode, Model, Route, SocketLibrary, Speculate, Transport
 
 app = typer.Typer(help="Measure the wire, a hop, or decoding.", no_args_is_help=True)
+app.command()(trisplit)
 
 Runs = Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each side, in turn.")]
 OneLine = Annotated[bool, typer.Option("--json", help="The object on one line, without progress.")]

@@ -35,7 +35,7 @@ class Rope(msgspec.Struct, frozen=True):
     factors: tuple[float, ...] | None = None
 
 
-class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
+class Attention(msgspec.Struct, frozen=True):
     """What a model declares of its attention beyond plain softmax over all rows. The defaults change nothing.
 
     `windows`: rows that a query of each layer sees, the newest, itself included (0: all); empty where no layer slides.

@@ -12,7 +12,7 @@ import json
 import msgspec
 from blake3 import blake3
 
-from .card import ModelCard
+from .card import PLAIN_ATTENTION, ModelCard
 from .manifest import Manifest
 
 _LABELS = ("name", "source", "fingerprint")
@@ -21,7 +21,7 @@ _LABELS = ("name", "source", "fingerprint")
 def fingerprint(card: ModelCard, manifest: Manifest) -> str:
     """blake3 hex of canonical JSON: keys sorted, no spaces, UTF-8, floats in their shortest decimal form (`repr`)."""
     geometry = {key: value for key, value in msgspec.to_builtins(card).items() if key not in _LABELS}
-    if not geometry["attention"]:  # plain: cards that were written before it could be declared are the same models
+    if card.attention == PLAIN_ATTENTION:  # cards that were written before it could be declared are the same models
         del geometry["attention"]
     tensors = [[f.role, f.layer, t.name, t.kind, t.rows, t.cols, t.blake3] for f in manifest.files for t in f.tensors]
     content = {

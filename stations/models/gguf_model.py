@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .card import ModelCard, Rope
+from .card import Attention, ModelCard, Rope
 from .checkpoint import F32, SourceTensor
 from .errors import CorruptModelError, UnsupportedModelError
 from .gguf_file import GgufFile
 from .gguf_tokenizer import GgufTokenizer
+from .sliding import layer_windows
 
 ROPE_FREQS = "rope_freqs.weight"  # Llama 3 scaling as divisors of the frequencies, one a pair
 
@@ -17,6 +18,7 @@ _KNOWN_KEYS = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
     "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base",
+    "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "attn_logit_softcapping",
 }  # fmt: skip
 _HARMLESS_KEYS = {"tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"}
 # Keys that change the arithmetic, with the values under which they do not.
@@ -27,7 +29,6 @@ _NEUTRAL = {
     "rope.scaling.type": ("none",),
     "rope.scaling.factor": (1.0,),
     "rope.scale_linear": (1.0,),
-    "attention.sliding_window": (0,),
     "use_parallel_residual": (False,),
     "logit_scale": (0.0, 1.0),
 }
@@ -99,7 +100,23 @@ class GgufCheckpoint:
             eos_ids=tokenizer.eos_ids,
             add_bos=tokenizer.add_bos,
             chat_template=tokenizer.chat_template,
+            attention=self._attention(),
             source=f"GGUF {self._file.path.name}, weights {', '.join(types)}",
+        )
+
+    def _attention(self) -> Attention:
+        layers, window = self._integer("block_count"), self._value("attention.sliding_window", 0)
+        pattern = self._metadata.get("llama.attention.sliding_window_pattern")
+        if not isinstance(window, int) or not 0 <= window < 1 << 31:
+            raise UnsupportedModelError(f"llama.attention.sliding_window is {window!r}; a number of rows is expected")
+        if pattern is not None and not isinstance(pattern, int | list):
+            raise UnsupportedModelError(f"llama.attention.sliding_window_pattern is {pattern!r}; a number or a list")
+        slides = list(map(bool, pattern)) if isinstance(pattern, list) else pattern or 0
+        return Attention(
+            windows=layer_windows(window, layers, slides),
+            softcap=self._number("attn_logit_softcapping", 0.0, allows_zero=True),
+            scale=self._number("attention.scale", 0.0, allows_zero=True),
+            has_sinks=any(name.endswith(".attn_sinks.weight") for name in self.tensors),
         )
 
     def _integer(self, key: str, default: int | None = None) -> int:
@@ -110,8 +127,10 @@ class GgufCheckpoint:
             raise UnsupportedModelError(f"llama.{key} is {value!r}; one positive number for all layers is supported")
         return value
 
-    def _number(self, key: str, default: float | None = None) -> float:
+    def _number(self, key: str, default: float | None = None, *, allows_zero: bool = False) -> float:
         value = self._value(key, default)
+        if allows_zero and value == 0:
+            return 0.0
         if not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise UnsupportedModelError(f"llama.{key} is {value!r}; a positive number is expected")
         return float(value)

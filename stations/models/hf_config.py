@@ -1,13 +1,15 @@
-"""`config.json` of a Hugging Face llama model: geometry, rotary embedding, and refusal of what would be ignored."""
+"""`config.json` of a Hugging Face llama or mistral model, read for the card, and refusal of what would be ignored."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .card import Rope, RopeScaling
+from .card import Attention, Rope, RopeScaling
 from .errors import CorruptModelError, UnsupportedModelError
+from .sliding import layer_windows
 
-ARCHITECTURE = "LlamaForCausalLM"
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}  # of one arithmetic; their model types
+_SPELLED_OUT = ("sliding_window", "num_key_value_heads")  # keys whose defaults are other ones for Mistral
 
 # Keys that change the arithmetic, with the values (None: absent) under which they do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -15,14 +17,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "quantization_config": (None,),
-    "sliding_window": (None,),
     "num_local_experts": (None,),
     "partial_rotary_factor": (1.0, None),
     "rope_interleaved": (False, None),
-    "attention_multiplier": (None,),
     "embedding_multiplier": (1.0, None),
     "residual_multiplier": (1.0, None),
     "logits_scaling": (1.0, None),
+    "final_logit_softcapping": (None,),
 }
 
 
@@ -40,14 +41,19 @@ class HfConfig(NamedTuple):
     rms_eps: float
     rope: Rope
     tied_embeddings: bool
+    attention: Attention  # but for sinks, which are tensors
 
 
 def read_config(config: dict[str, Any]) -> HfConfig:
     """Check and read a config. Raises UnsupportedModelError naming the key, its value and what is supported."""
     architectures = config.get("architectures") or [config.get("model_type")]
-    if architectures not in ([ARCHITECTURE], ["llama"]):
+    if architectures not in [[name] for pair in ARCHITECTURES.items() for name in pair]:
         named = ", ".join(map(str, architectures)) if isinstance(architectures, list) else repr(architectures)
-        raise UnsupportedModelError(f"architecture {named}; supported is {ARCHITECTURE}")
+        raise UnsupportedModelError(f"architecture {named}; supported are {', '.join(ARCHITECTURES)}")
+    if architectures[0] in ("MistralForCausalLM", "mistral") and (
+        missing := [key for key in _SPELLED_OUT if key not in config]
+    ):
+        raise UnsupportedModelError(f"config.json of {architectures[0]} lacks {', '.join(missing)}")
     for key, neutral in _NEUTRAL.items():
         if (value := config.get(key)) not in neutral:
             allowed = " or ".join(repr(v) for v in neutral if v is not None) or "its absence"
@@ -70,6 +76,7 @@ def read_config(config: dict[str, Any]) -> HfConfig:
         rms_eps=_number(config, "rms_norm_eps"),
         rope=_rope(config, head_dim),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention=_attention(config, _integer(config, "num_hidden_layers")),
     )
 
 
@@ -79,6 +86,45 @@ def token_ids(value: Any, name: str) -> tuple[int, ...]:
     if not all(isinstance(i, int) and i >= 0 for i in ids):
         raise CorruptModelError(f"{name} is {value!r}; an id or a list of ids is expected")
     return tuple(ids)
+
+
+def _attention(config: dict[str, Any], num_layers: int) -> Attention:
+    multiplier, scalar = config.get("attention_multiplier"), config.get("query_pre_attn_scalar")
+    if multiplier is not None and scalar is not None:
+        raise UnsupportedModelError(
+            f"config.json: attention_multiplier {multiplier!r} and query_pre_attn_scalar {scalar!r} contradict"
+            " each other"
+        )
+    scale = _number(config, "attention_multiplier", 0.0) if multiplier is not None else 0.0
+    if scalar is not None:
+        scale = _number(config, "query_pre_attn_scalar") ** -0.5
+    capped = config.get("attn_logit_softcapping") is not None
+    return Attention(
+        windows=_windows(config, num_layers),
+        softcap=_number(config, "attn_logit_softcapping") if capped else 0.0,
+        scale=scale,
+    )
+
+
+def _windows(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
+    """One window for all layers, or for those that one of three forms names."""
+    kinds, pattern = config.get("layer_types"), config.get("sliding_window_pattern")
+    slides: list[bool] | int = 0
+    if kinds is not None:
+        if not isinstance(kinds, list) or not set(kinds) <= {"full_attention", "sliding_attention"}:
+            raise UnsupportedModelError(
+                f"config.json: layer_types {kinds!r}; supported are full_attention and sliding_attention"
+            )
+        slides = [kind == "sliding_attention" for kind in kinds]
+    elif pattern is not None:
+        slides = _integer(config, "sliding_window_pattern")
+    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
+        if kinds is not None and "sliding_attention" in kinds:
+            raise UnsupportedModelError("config.json: layer_types names sliding layers, sliding_window says none")
+        return ()
+    if kinds is None and (first := config.get("max_window_layers")) is not None:
+        raise UnsupportedModelError(f"config.json: max_window_layers {first!r} without layer_types; name the layers")
+    return layer_windows(_integer(config, "sliding_window"), num_layers, slides)
 
 
 def _rope(config: dict[str, Any], head_dim: int) -> Rope:

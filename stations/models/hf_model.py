@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from .card import ModelCard
@@ -40,6 +41,7 @@ _OF_LAYER = {
     "mlp.down_proj": "ffn_down",
 }
 _LAYER_NAME = re.compile(r"^model\.layers\.([0-9]+)\.(.+)\.weight$")
+_SINKS_NAME = re.compile(r"^model\.layers\.([0-9]+)\.self_attn\.sinks$")
 _ROTARY_BUFFER = re.compile(r"^model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq$")  # follows from the config
 
 
@@ -59,6 +61,8 @@ class HfCheckpoint:
             self.close()
             raise
         types = sorted({t.type for t in self.tensors.values()})
+        has_sinks = any(name.endswith(".attn_sinks.weight") for name in self.tensors)
+        config = config._replace(attention=msgspec.structs.replace(config.attention, has_sinks=has_sinks))
         self.card = ModelCard(
             name=name,
             architecture="llama",
@@ -111,6 +115,8 @@ def _weight_files(folder: Path) -> list[tuple[Path, list[str] | None]]:
 
 def _canonical(name: str) -> str:
     """The canonical name; a tensor that is not known keeps its own and is refused by name later."""
+    if match := _SINKS_NAME.match(name):
+        return f"blk.{int(match[1])}.attn_sinks.weight"
     if match := _LAYER_NAME.match(name):
         part = _OF_LAYER.get(match[2])
         return f"blk.{int(match[1])}.{part}.weight" if part else name

@@ -18,6 +18,7 @@ from host.plan import StationSpec, make_plan
 from stations.core.kv_layout import KvLayout
 from stations.core.station import Station
 from stations.kernels import Backend, Span, make_backend
+from stations.kernels.weights import learned_sinks
 from stations.models.documents import Bundle, encode_bundle
 from stations.models.folder import ModelFolder
 from stations.models.roles import all_roles, parse_roles
@@ -111,11 +112,12 @@ class Plain:
 
     def __init__(self, model: ModelFolder, kernels: str = "fast") -> None:
         self._card = model.card
+        self._sinks = learned_sinks(model, all_roles(model.card.num_layers))
         self._backend: Backend = make_backend(kernels, model, all_roles(model.card.num_layers))
 
     def generated(self, options: KvOptions, prompt: list[int] = PROMPT, tokens: int = TOKENS) -> Outcome:
         layers = range(self._card.num_layers)
-        layout = KvLayout(self._card, options)
+        layout = KvLayout(self._card, options, self._sinks)
         caches = [layout.new_cache(layer, len(prompt) + tokens) for layer in layers]
         barriers = layout.barriers(layers)
         ids, digest = list(prompt), blake3()

@@ -24,6 +24,8 @@ _NAMES = {
 
 def hf_name(gguf_name: str) -> str:
     *block, part = gguf_name.split(".")
+    if part == "attn_sinks":
+        return f"model.layers.{block[1]}.self_attn.sinks"
     return f"model.layers.{block[1]}.{_NAMES[part]}.weight" if block else f"{_NAMES[part]}.weight"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from gguf import GGMLQuantizationType, quants
 from stations.layout import unpack
 from stations.models import CorruptModelError, ModelError, ModelFolder, UnsupportedModelError
 from stations.models.build import build_folder
+from stations.models.card import Attention
 from stations.models.gguf_model import GgufCheckpoint
 
 from .gguf_files import ALL_TYPES, K_GEOMETRY, Geometry, random_weights, write_gguf
@@ -134,12 +136,55 @@ def test_end_tokens_are_the_union_of_all_that_the_file_names(tmp_path: Path) -> 
     assert not card.add_bos
 
 
+def test_declared_windows_softcap_scale_and_sinks_reach_the_card(tmp_path: Path) -> None:
+    sinks = [np.arange(4, dtype=np.float32) + layer for layer in range(2)]
+    weights = {**random_weights(TINY), **{f"blk.{layer}.attn_sinks": sinks[layer] for layer in range(2)}}
+    metadata = {
+        "llama.attention.sliding_window": 24,
+        "llama.attention.sliding_window_pattern": [True, False],
+        "llama.attn_logit_softcapping": 50.0,
+        "llama.attention.scale": 0.125,
+    }
+    write_gguf(tmp_path / "m.gguf", TINY, weights, metadata=metadata)
+    model = import_gguf(tmp_path / "m.gguf")
+    assert model.card.attention == Attention(windows=(24, 0), softcap=50.0, scale=0.125, has_sinks=True)
+    for layer in range(2):
+        assert np.array_equal(model.norm("attn", layer, "sinks"), sinks[layer])
+
+
+@pytest.mark.parametrize(("pattern", "windows"), [(None, (24, 24)), (0, (24, 24)), (2, (24, 0)), (1, ())])
+def test_a_pattern_of_n_says_that_every_nth_layer_sees_all(
+    pattern: int | None, windows: tuple[int, ...], tmp_path: Path
+) -> None:
+    metadata = {"llama.attention.sliding_window": 24}
+    if pattern is not None:
+        metadata["llama.attention.sliding_window_pattern"] = pattern
+    write_gguf(tmp_path / "m.gguf", TINY, random_weights(TINY), metadata=metadata)
+    assert import_gguf(tmp_path / "m.gguf").card.attention == Attention(windows=windows)
+
+
+def test_a_model_without_any_of_it_keeps_the_fingerprint_that_it_had(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", TINY, random_weights(TINY), metadata={"llama.attention.sliding_window": 0})
+    model = import_gguf(tmp_path / "m.gguf")
+    path = model.path / "card.json"
+    card = json.loads(path.read_text())
+    del card["attention"]
+    path.write_text(json.dumps(card))
+    assert ModelFolder.open(model.path).card == model.card
+
+
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"architecture": "qwen2"}, "'qwen2'; supported is 'llama'"),
     ({"pre": "kimi-k2"}, "pre-tokenizer 'kimi-k2' is not supported; supported are llama3"),
     ({"metadata": {"llama.expert_count": 8}}, "llama.expert_count = 8"),
     ({"metadata": {"llama.rope.scaling.type": "yarn"}}, "llama.rope.scaling.type = 'yarn'"),
-    ({"metadata": {"llama.attention.sliding_window": 4096}}, "llama.attention.sliding_window = 4096"),
+    ({"metadata": {"llama.attention.sliding_window": "all"}}, "llama.attention.sliding_window is 'all'"),
+    (
+        {"metadata": {"llama.attention.sliding_window": 8, "llama.attention.sliding_window_pattern": [True] * 3}},
+        "which layers slide is said of 3, the model has 2",
+    ),
+    ({"metadata": {"llama.attn_logit_softcapping": -1.0}}, "attn_logit_softcapping is -1.0"),
+    ({"metadata": {"llama.final_logit_softcapping": 30.0}}, "llama.final_logit_softcapping = 30.0"),
     ({"metadata": {"llama.attention.causal": False}}, "llama.attention.causal = False"),
     ({"metadata": {"llama.some_new_thing": 1}}, "llama.some_new_thing = 1"),
     ({"metadata": {"llama.attention.value_length": 8}}, "keys of 16 and values of 8"),
@@ -161,7 +206,7 @@ def test_what_would_be_ignored_is_refused_by_name(options: dict[str, Any], messa
     assert not (tmp_path / "imported").exists()
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q_bias", "blk.1.ffn_gate_inp", "blk.0.attn_sinks", "extra"])
+@pytest.mark.parametrize("name", ["blk.0.attn_q_bias", "blk.1.ffn_gate_inp", "extra"])
 def test_unknown_tensors_are_refused_by_name(name: str, tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", TINY, {**random_weights(TINY), name: np.ones(8, np.float32)})
     with pytest.raises(UnsupportedModelError, match=f"first '{name}.weight'"):

@@ -11,7 +11,7 @@ import pytest
 from stations.layout import unpack
 from stations.models import CorruptModelError, ModelError, ModelFolder, ModelNotFoundError, UnsupportedModelError
 from stations.models.build import build_folder
-from stations.models.card import Rope, RopeScaling
+from stations.models.card import Attention, Rope, RopeScaling
 from stations.models.gguf_model import GgufCheckpoint
 from stations.models.hf_model import HfCheckpoint
 
@@ -151,13 +151,54 @@ def test_rope_is_read_in_both_forms_of_the_config(config: dict[str, Any], rope: 
     assert import_hf(tmp_path / "hf").card.rope == rope
 
 
+@pytest.mark.parametrize(
+    ("config", "attention"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, Attention()),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 32}, Attention(windows=(32, 32))),
+        ({"sliding_window": 32, "use_sliding_window": False}, Attention()),
+        (
+            {"sliding_window": 32, "layer_types": ["full_attention", "sliding_attention"]},
+            Attention(windows=(0, 32)),
+        ),
+        ({"sliding_window": 32, "sliding_window_pattern": 2}, Attention(windows=(32, 0))),
+        ({"attn_logit_softcapping": 50, "query_pre_attn_scalar": 64}, Attention(softcap=50.0, scale=0.125)),
+        ({"attention_multiplier": 0.25}, Attention(scale=0.25)),
+    ],
+)
+def test_windows_softcap_and_scale_are_read_from_the_config(
+    config: dict[str, Any], attention: Attention, tmp_path: Path
+) -> None:
+    write_hf(tmp_path / "hf", TINY, random_weights(TINY), config=config)
+    assert import_hf(tmp_path / "hf").card.attention == attention
+
+
+def test_sinks_are_tensors_of_their_own_and_all_layers_have_them(tmp_path: Path) -> None:
+    sinks = {f"blk.{layer}.attn_sinks": np.arange(4, dtype=np.float32) - layer for layer in range(2)}
+    write_hf(tmp_path / "hf", TINY, {**random_weights(TINY), **sinks}, dtype="bfloat16")
+    model = import_hf(tmp_path / "hf")
+    assert model.card.attention == Attention(has_sinks=True)
+    assert np.array_equal(model.norm("attn", 1, "sinks"), sinks["blk.1.attn_sinks"])
+    write_hf(tmp_path / "less", TINY, {**random_weights(TINY), "blk.1.attn_sinks": sinks["blk.1.attn_sinks"]})
+    with pytest.raises(UnsupportedModelError, match="1 tensors are missing, first 'blk"):
+        import_hf(tmp_path / "less")
+
+
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"architectures": ["MistralForCausalLM"]}, "architecture MistralForCausalLM; supported is LlamaForCausalLM"),
-    ({"architectures": 5}, "architecture 5; supported is LlamaForCausalLM"),
+    ({"architectures": ["Gemma2ForCausalLM"]}, "architecture Gemma2ForCausalLM; supported are LlamaForCausalLM, Mis"),
+    ({"architectures": 5}, "architecture 5; supported are LlamaForCausalLM"),
+    ({"architectures": ["MistralForCausalLM"]}, "config.json of MistralForCausalLM lacks sliding_window"),
     ({"attention_bias": True}, "attention_bias = True"),
     ({"hidden_act": "gelu"}, "hidden_act = 'gelu' would change the result; supported is 'silu'"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
-    ({"sliding_window": 512}, "sliding_window = 512"),
+    ({"sliding_window": -1}, "sliding_window is -1"),
+    ({"layer_types": ["sliding_attention"] * 2}, "layer_types names sliding layers, sliding_window says none"),
+    ({"sliding_window": 8, "layer_types": ["sliding_attention"]}, "said of 1, the model has 2"),
+    ({"layer_types": ["linear_attention"] * 2}, "supported are full_attention and sliding_attention"),
+    ({"sliding_window": 8, "max_window_layers": 1}, "max_window_layers 1 without layer_types"),
+    ({"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+    ({"attention_multiplier": 0.1, "query_pre_attn_scalar": 64}, "contradict each other"),
     (
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         "rope scaling 'linear'; supported are 'default' and 'llama3'",

@@ -172,7 +172,7 @@ class CoreNet:
         self.route = Route(
             ROUTE, model.card.num_layers, addresses, carriers, **{"residual": model.card.residual, **route}
         )
-        self.edges: dict[tuple[int, int], deque[tuple[int, bytes, Flags]]] = {}  # (from, to); -1 is the host
+        self.edges: dict[tuple[int, int], deque[tuple[int, int, bytes, Flags]]] = {}  # (from, to); -1 is the host
         self.running: dict[int, Batch] = {}
         self.answers: list[Answer] = []
         self.forwarded = 0
@@ -190,7 +190,7 @@ class CoreNet:
         """A pass from the host to every embed part."""
         for carrier in self.route.carriers:
             if carrier.role == "embed":
-                self._put(-1, carrier.station, bands.EMBED, b"".join(pack_tensors([one])), Flags.FIN)
+                self.put(-1, carrier.station, bands.EMBED, b"".join(pack_tensors([one])), Flags.FIN)
 
     def step(self, rng: random.Random) -> bool:
         """One event at random: a delivery, a batch taken, or a batch finished. False when nothing can happen."""
@@ -202,9 +202,9 @@ class CoreNet:
         what, where = rng.choice(events)
         if what == "deliver":
             source, target = where
-            stream, payload, flags = self.edges[where].popleft()
+            stream, sequence, payload, flags = self.edges[where].popleft()
             link = HOST if source < 0 else 100 + source
-            self.stations[target].receive(link, stream, 1, flags, payload, 0.0)
+            self.stations[target].receive(link, stream, sequence, flags, payload, 0.0)
             self.collect(target)
         elif what == "take":
             batch = self.stations[where].next_batch()
@@ -234,10 +234,12 @@ class CoreNet:
                 session = self.stations[index].sessions.get(message.session)
                 assert session is None or PREFIX.unpack_from(message.pieces[0])[1] >= session.epoch
                 target = self.urls.index(message.url)
-                self._put(index, target, message.stream, b"".join(message.pieces), message.flags)
+                sequence = 1 if message.sequence is None else message.sequence
+                self.put(index, target, message.stream, b"".join(message.pieces), message.flags, sequence)
             else:
                 pieces = [bytes(b"".join(message.pieces))] if not message.flags & Flags.VENT else message.pieces
                 self.answers.append(Answer(self.stations[index].name, message._replace(pieces=pieces)))
 
-    def _put(self, source: int, target: int, stream: int, payload: bytes, flags: Flags) -> None:
-        self.edges.setdefault((source, target), deque()).append((stream, payload, flags))
+    def put(self, source: int, target: int, stream: int, payload: bytes, flags: Flags, sequence: int = 1) -> None:
+        """One message onto an edge."""
+        self.edges.setdefault((source, target), deque()).append((stream, sequence, payload, flags))

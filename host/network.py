@@ -335,7 +335,8 @@ class Network:
     async def _install_route(self) -> None:
         """Install a fresh route on every station; with the last answer the network is ready."""
         urls = [station.hello.advertise or station.url for station in self.stations]
-        route = self.seeding.applied_to(to_route(self.plan, self._rng.getrandbits(31) | 1, urls))
+        residual = self.bundle.card.residual
+        route = self.seeding.applied_to(to_route(self.plan, self._rng.getrandbits(31) | 1, urls, residual))
         vocab_size = self.bundle.card.vocab_size
         if self.is_relay:
             self._passage = RelayPassage(route, self.stations, vocab_size, self.seeds_sent)

@@ -79,17 +79,21 @@ def relay_steps(route: Route, ids: bytes) -> Steps:
     outputs = yield calls
     x = _sum([output.take(Port.X, call) for output, call in zip(outputs, calls, strict=True)])
     layer = 0
+    is_ladder = route.residual == "ladder"
+    below: tuple[tuple[Port, Data, int], ...] = ()  # h of the layer before, which a ladder's attention takes beside x
     initial = _initial_seed(route, x)
     while layer < route.num_layers:
         entry = input_holders(route, layer)[0]
-        call = Call(entry, layer, (x,), initial)
+        call = Call(entry, layer, (x, *below), initial)
         initial = ()
         (output,) = yield [call]
         if entry.role == "block":
             x = output.take(Port.X, call)
+            below = (output.take(Port.H, call),) if is_ladder else ()
             layer = entry.hi + 1
             continue
         h, n = output.take(Port.H, call), output.take(Port.N, call)
+        below = (h,) if is_ladder else ()
         if slices := ffn_slices(route, layer):
             calls = [Call(c, layer, (n,)) for c in slices]
             outputs = yield calls

@@ -98,6 +98,8 @@ def resolve(
     if not pair_x.is_on:
         return NO_SEEDING
     check_plan(pair_x, plan)
+    if residual != "sequential" and pair_x.mode != "live":
+        raise UnsupportedOptionError(f"pair_x {pair_x.mode} with a {residual} residual: off and live are possible")
     if pair_x.mode == "live" and residual not in BUILT_FOR_LIVE and not gate_passed and not pair_x.approximate:
         raise UnsupportedOptionError(
             f"pair_x live: the model's residual is {residual!r}, not {' or '.join(BUILT_FOR_LIVE)}, and no gate "

@@ -48,12 +48,13 @@ def to_carriers(plan: Plan) -> tuple[Carrier, ...]:
     )
 
 
-def to_route(plan: Plan, route_id: int, urls: Sequence[str]) -> Route:
-    """A route over the plan's stations; `urls[i]` is where station i is reached (nonzero `route_id`)."""
+def to_route(plan: Plan, route_id: int, urls: Sequence[str], residual: str = "sequential") -> Route:
+    """A route over the plan's stations for a model of that residual; `urls[i]` is where station i is reached (nonzero
+    `route_id`)."""
     if len(urls) != len(plan.stations):
         raise ValueError(f"{len(urls)} addresses for {len(plan.stations)} stations")
     addresses = tuple(StationAddress(s.name, url) for s, url in zip(plan.stations, urls, strict=True))
-    return Route(route_id, plan.num_layers, addresses, to_carriers(plan))
+    return Route(route_id, plan.num_layers, addresses, to_carriers(plan), residual=residual)
 
 
 def from_hellos(hellos: Sequence[Hello], num_layers: int, name: str = "connected", urls: Sequence[str] = ()) -> Plan:

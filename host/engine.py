@@ -20,8 +20,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-from aeonflow.tensors import PREFIX_BYTES
-
 from .card import HostCard
 from .decode import Decoder, Outbox
 from .errors import EngineClosedError
@@ -44,7 +42,8 @@ from .sequence import TokenSequence
 from .session import OneAnswer, Session
 from .setting import describe
 from .speculate.drafters import Drafters, make_drafters
-from .speculate.sizes import MAX_RUN
+from .speculate.model import DraftModel
+from .speculate.policy import Proposer
 from .status import engine_status, measured_pace
 from .trace import traced_to
 
@@ -142,7 +141,7 @@ class Engine:
         async with AsyncExitStack() as stack:
             network = _network(options)
             stations = await launched_stations(options, network, stack)
-            async with _running(cls, network, stations, options, trace) as engine:
+            async with _running(cls, network, stations, options, trace, stack) as engine:
                 yield engine
 
     @classmethod
@@ -198,7 +197,10 @@ class Engine:
         options.check()
         network = _network(options)
         stations = connected_stations(options, network)
-        async with _running(cls, network, stations, options, trace) as engine:
+        async with (
+            AsyncExitStack() as stack,
+            _running(cls, network, stations, options, trace, stack) as engine,
+        ):
             yield engine
 
     # Using it.
@@ -214,9 +216,14 @@ class Engine:
         return self.network.kv.max_positions(self.card.context_length)
 
     @property
+    def token_s(self) -> float:
+        """Seconds that one row takes through all stations, as far as it is known."""
+        return self._pace.token_s
+
+    @property
     def probe_timeout_s(self) -> float:
         """How long `status` waits for its probe token before it says that the fleet is not ready."""
-        return min(self.network.deadline_s, max(PROBE_S, PROBE_FACTOR * self._pace.token_s))
+        return min(self.network.deadline_s, max(PROBE_S, PROBE_FACTOR * self.token_s))
 
     @property
     def setting(self) -> Setting:
@@ -271,12 +278,21 @@ class Engine:
         await self.network.wait_ready(self.rejoin_s)
         return await self.network.open(num_positions)
 
-    def start(self, request: Request, sequence: TokenSequence, outbox: Outbox, on_end: Callable[[], None]) -> Decoder:
+    def start(
+        self,
+        request: Request,
+        sequence: TokenSequence,
+        outbox: Outbox,
+        on_end: Callable[[], None],
+        proposer: Proposer | None,
+    ) -> Decoder:
         """Start the step loop of a generation on a session that holds the first rows of its prompt."""
 
         def ended() -> None:
             self._pace.learn(decoder, alone=self._decoders == {decoder})
             self._decoders.discard(decoder)
+            if proposer is not None:
+                proposer.close()
             on_end()
 
         text = self.network.bundle.text
@@ -286,8 +302,8 @@ class Engine:
             sequence,
             text.stream(stops=request.stops, context=context),
             outbox,
-            means=self.drafters.means(None, can_pipeline=sequence.kv.o1 is None),
-            max_rows=self._max_decode_rows,
+            means=self.drafters.means(proposer, can_pipeline=sequence.kv.o1 is None),
+            max_rows=self.drafters.max_rows,
             cap=lambda: self._prefill_cap(decoder),
             clock=self.clock,
             on_end=ended,
@@ -303,13 +319,6 @@ class Engine:
             raise
         return decoder
 
-    @property
-    def _max_decode_rows(self) -> int:
-        """Rows of a pass whose logits are all wanted: what stations take, and what their answers have room for."""
-        limits = [station.hello.limits for station in self.network.stations]
-        by_bytes = min(one.max_message_bytes for one in limits) // (4 * self.card.vocab_size + PREFIX_BYTES)
-        return max(1, min([1 + MAX_RUN, by_bytes, *(one.max_rows or by_bytes for one in limits)]))
-
     def _prefill_cap(self, decoder: Decoder) -> int | None:
         """The most rows of a prefill chunk now: bounded while another generation waits for its next token."""
         if decoder.request.prefill_chunk is None and any(d.is_decoding for d in self._decoders if d is not decoder):
@@ -324,18 +333,24 @@ async def _running(
     stations: Stations,
     options: EngineOptions,
     trace: str | Path | None,
+    stack: AsyncExitStack,
 ) -> AsyncIterator[Engine]:
-    """Join the stations, probe the chain, and close the network at the end whatever happens."""
+    """Join the stations, probe the chain, and close the network at the end whatever happens. `stack`: what else the
+    engine needs as long as it lives."""
     try:
         await network.start(stations.links, stations.make_plan)
         pace = await measured_pace(network, stations.cores)
+        drafters = make_drafters(options.speculate, network, pace)
+        if drafters.mode.model:
+            small = await stack.enter_async_context(cls.launch(model=drafters.mode.model))
+            drafters.model = DraftModel(small, network.bundle.text)
         engine = cls(
             network,
             name=options.name or stations.name,
             prefill_chunk=options.prefill_chunk,
             rejoin_s=options.rejoin_s,
             pace=pace,
-            drafters=make_drafters(options.speculate, network, pace),
+            drafters=drafters,
             describe_setting=lambda net: describe(options, net),
             clock=time.perf_counter,
         )

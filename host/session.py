@@ -33,9 +33,14 @@ class OneAnswer:
 
     async def take(self, request: Request, outbox: Outbox) -> Decoder:
         """Open a session on every station and start."""
-        network = self._engine.network
-        sequence = await self._engine.open_sequence(request.num_positions)
-        return self._engine.start(request, sequence, outbox, lambda: network.close_session(sequence))
+        engine, network = self._engine, self._engine.network
+        sequence = await engine.open_sequence(request.num_positions)
+        try:
+            proposer = await engine.drafters.open_proposer(request)
+        except BaseException:
+            network.close_session(sequence)
+            raise
+        return engine.start(request, sequence, outbox, lambda: network.close_session(sequence), proposer)
 
 
 class Session:
@@ -98,10 +103,13 @@ class Session:
         num_closed = self._num_closed
         try:
             sequence = await self._prepare(request)
+            proposer = await self._engine.drafters.open_proposer(request)
             if self._num_closed != num_closed:  # meanwhile: what was opened or resumed is nobody's any more
                 self._forget()
+                if proposer is not None:
+                    proposer.close()
                 raise CancelledCallError("the session was closed before its answer began")
-            decoder = self._engine.start(request, sequence, outbox, lambda: self._ended(turn, sequence))
+            decoder = self._engine.start(request, sequence, outbox, lambda: self._ended(turn, sequence), proposer)
         except BaseException:
             self._is_busy = False
             raise

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, NamedTuple
 
+from aeonflow.tensors import PREFIX_BYTES
+
 from ..errors import InvalidRequestError
 from ..pace import Pace
 from .lookup import Lookup
 from .policy import Means, Proposer
-from .sizes import RunSizer
+from .sizes import MAX_RUN, RunSizer
 from .switch import DraftSwitch
 from .times import PassTimes
 
 if TYPE_CHECKING:
     from ..network import Network
+    from ..request import Request
+    from .model import DraftModel
 
 # The share of right guesses to begin with, by n-gram matched and for a model (measured: `docs/speculation.md`).
 EXPECTED: dict[Hashable, float] = {2: 0.3, 3: 0.45, 4: 0.6, 6: 0.8, "model": 0.7}
@@ -49,12 +53,20 @@ class SpeculateMode(NamedTuple):
 
 
 class Drafters:
-    """One for an engine. `drafts`: the switch of Pair X `draft`, None where the route has none."""
+    """One for an engine. `drafts`: the switch of Pair X `draft`, None where the route has none; `model`: a small model
+    that runs in the host, None without."""
 
-    def __init__(self, mode: SpeculateMode, pace: Pace, drafts: DraftSwitch | None) -> None:
+    def __init__(self, mode: SpeculateMode, pace: Pace, drafts: DraftSwitch | None, max_rows: int) -> None:
+        """`max_rows` of a pass whose logits are all wanted: what stations take and their answers have room for."""
         self.mode = mode
+        self.max_rows = max_rows
         self.drafts = drafts
+        self.model: DraftModel | None = None
         self.times = PassTimes(pace.token_s, pace.costs.row_s)
+
+    async def open_proposer(self, request: Request) -> Proposer | None:
+        """The small model's guesses for one generation, to be closed at its end; None without one."""
+        return None if self.model is None else await self.model.open(request)
 
     def means(self, proposer: Proposer | None, *, can_pipeline: bool = True) -> Means:
         """For one generation. `can_pipeline`: may several of its passes be cut by one epoch?"""
@@ -79,7 +91,13 @@ def make_drafters(speculate: str, network: Network, pace: Pace) -> Drafters:
     drafts = None
     if network.route.pair_x == "draft":
         drafts = draft_switch(pace, network.route.num_layers, lambda: True)
-    return Drafters(SpeculateMode.parse(speculate), pace, drafts)
+    return Drafters(SpeculateMode.parse(speculate), pace, drafts, _max_rows(network))
+
+
+def _max_rows(network: Network) -> int:
+    limits = [station.hello.limits for station in network.stations]
+    by_bytes = min(one.max_message_bytes for one in limits) // (4 * network.bundle.card.vocab_size + PREFIX_BYTES)
+    return max(1, min([1 + MAX_RUN, by_bytes, *(one.max_rows or by_bytes for one in limits)]))
 
 
 def draft_switch(pace: Pace, num_layers: int, permit: Callable[[], bool]) -> DraftSwitch:

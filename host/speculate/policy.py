@@ -9,6 +9,7 @@ to guess from, the rows and frames are those of plain decoding.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -31,13 +32,17 @@ MENDED = (GapError, PoisonedError)
 class Proposer(Protocol):
     """A model in the host that guesses what follows."""
 
-    def propose(self, tokens: Sequence[int], count: int, done: Callable[[list[int], float], None]) -> None:
+    def propose(self, tokens: array[int], count: int, done: Callable[[list[int], float], None]) -> None:
         """Call `done` with up to `count` guesses of what follows `tokens`, and the seconds it took; once, soon after
         or at once with none where it cannot. A new call gives an old one up."""
         ...
 
     def token_s(self) -> float:
         """Seconds that a guess takes."""
+        ...
+
+    def close(self) -> None:
+        """The generation is over."""
         ...
 
 
@@ -248,7 +253,8 @@ class Speculation:
                 count = means.sizer.choose("model", most, means.model.token_s())
                 if count:
                     self._ticket += 1
-                    tokens = [*sequence.tokens, token]
+                    tokens = sequence.tokens[:]
+                    tokens.append(token)
                     means.model.propose(tokens, count, partial(self._proposed, self._ticket, token))
                     return
         self._send(token, [], None, None)

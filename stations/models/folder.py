@@ -102,6 +102,10 @@ class ModelFolder:
             raise CorruptModelError(f"{self.path}/{entry.name}: {name} is a norm, not a matrix")
         return PackedMatrix(tensor.kind, tensor.rows, tensor.cols, self._bytes(entry, tensor))
 
+    def release(self, role: str, layer: int) -> None:
+        """Unmap the file of a role and layer once nothing views it; it is mapped again when it is asked for."""
+        self._maps.pop(self._entry(role, layer).name, None)
+
     def verify(self) -> None:
         """Hash every weight file that is here; raises CorruptModelError at the first that differs."""
         for entry in self.manifest.files:

@@ -1,4 +1,4 @@
-"""The fast kernel set: packed weights in place, compiled code, one call a role and batch.
+"""The fast kernel set: packed weights as imported, compiled code, one call a role and batch.
 
 Arrays that are returned are fresh and belong to the caller; input arrays may be unaligned views and are only read
 during the call. One call at a time: a station computes inline or in its one compute thread, never both.
@@ -28,6 +28,7 @@ from .helpers import Helpers
 from .loader import LoadedUnits
 from .model_records import I64, ModelRecords
 from .numerics import numerics_id
+from .resident import resident
 from .target import known_target
 from .units import ATTEND, LAYERS, lookup_unit, units_of
 from .workspace import Workspace
@@ -308,7 +309,8 @@ class FastBackend(FastKernels):
         settings = os.environ if environment is None else environment
         folder = cache_folder(settings)
         cache = CompileCache(folder, known_target(settings, folder), settings)
-        super().__init__(weights, roles, threads, cache, is_int8=is_int8)
+        spans = list(roles)
+        super().__init__(resident(weights, spans), spans, threads, cache, is_int8=is_int8)
         self.numerics_id = numerics_id(self.units, cache, is_int8=is_int8)
 
 

@@ -51,7 +51,7 @@ class LoadedUnits:
         """Map an object file, read-only once it is in place; returns the symbol's address."""
         process = ctypes.CDLL(None, use_errno=True)
         found = ObjectFile(data)
-        area = mmap.mmap(-1, found.size)
+        area = mmap.mmap(-1, found.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         address = ctypes.addressof(ctypes.c_char.from_buffer(area))
         area.write(found.place(address, lambda name: _address_of(process, name)))
         protect = process.mprotect

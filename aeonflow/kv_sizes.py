@@ -71,9 +71,15 @@ def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim:
 
 
 def overlay_bytes(o1: OverlayOptions, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of an O(1) layer beside the rows it starts with: the queries kept until it is sealed; landmarks, window and
-    sinks, twice, since the newest pass can be taken back."""
-    trace = o1.boundary * num_heads * head_dim
-    group = (2 * (o1.w + o1.sink) + o1.m) * head_dim
-    head = 2 * o1.m * head_dim + o1.m * o1.m + 5 * o1.m + o1.sink + o1.w
-    return 4 * (trace + 2 * (num_kv_heads * group + num_heads * head))
+    """Bytes of an O(1) layer beside the rows it starts with: queries kept until it is sealed, and what it is then."""
+    return 4 * o1.boundary * num_heads * head_dim + sealed_bytes(o1, num_heads, num_kv_heads, head_dim)
+
+
+def sealed_bytes(o1: OverlayOptions, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+    """Bytes of a sealed O(1) layer at most: sinks, window, landmarks, and scratch a head. Heads that go without a far
+    field give its bytes to the window."""
+    per_kv = num_heads // num_kv_heads
+    far = o1.m * head_dim + per_kv * (2 * o1.m * head_dim + 2 * o1.m + o1.m * o1.m)
+    widest = o1.w + far // (2 * head_dim)
+    scratch = per_kv * (o1.sink + widest + 3 * o1.m)
+    return 4 * num_kv_heads * (2 * (o1.sink + o1.w) * head_dim + far + scratch)

@@ -14,17 +14,11 @@ from .text import TextModel
 
 
 class HostCard(Geometry, frozen=True, kw_only=True):
-    """The fields of the model card that the host works with."""
+    """The fields of the model card that the host works with: the geometry, and what the model is called."""
 
     name: str
     fingerprint: str
     residual: str = "sequential"  # how attention and ffn of a layer meet (`docs/models.md`)
-
-    @property
-    def num_weights(self) -> int:
-        """Weights that one row meets on its way: all matrices of the layers, and the head."""
-        attn = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-        return self.num_layers * (attn + 3 * self.hidden_size * self.ffn_size) + self.vocab_size * self.hidden_size
 
 
 class ModelBundle(msgspec.Struct, frozen=True):

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 MAX_LAYERS = 1024  # presets are checked without a model: no model is deeper
 
 
+@with_groups
 def plan(
+    cache: CacheOptions,
     plan: Annotated[str, typer.Argument(metavar="P", help="A preset or a .toml file.")],
     model: Model = None,
     route: Annotated[Route, typer.Option(help="How a pass travels.")] = "chain",
@@ -35,10 +37,12 @@ def plan(
     """Who carries what, memory a station, hops and bytes a token, predicted tokens/s, warnings."""
     import msgspec
 
+    from host.kv_options import make_kv_options
     from host.plan import Machine, make_plan, plan_cost, to_toml
 
     from .output import print_json
 
+    kv = make_kv_options(**cache.given())
     geometry, weights = _sizes(model)
     made = make_plan(plan, geometry.num_layers)
     if as_toml:
@@ -47,7 +51,7 @@ def plan(
     measured: dict[str, Any] = {"cores": cores}
     if rtt_ms is not None:
         measured["hop_s"] = rtt_ms / 2000.0
-    cost = plan_cost(made, geometry, weights, route=route, context=context, machine=Machine(**measured))
+    cost = plan_cost(made, geometry, weights, route=route, context=context, kv=kv, machine=Machine(**measured))
     if as_json:
         print_json(msgspec.to_builtins(cost))
     else:
@@ -115,6 +119,11 @@ def _sizes(model: str | None) -> Any:
     return geometry, weights_from_manifest(read_manifest(model_path(ready.name)), geometry.num_layers)
 
 
+def _named(kv: dict[str, Any]) -> str:
+    """`q8 exact_recent=64`."""
+    return " ".join(str(value) if name == "kv" else f"{name}={value}" for name, value in kv.items())
+
+
 def _print_cost(cost: PlanCost) -> None:
     from .cache import human_bytes
     from .output import print_table, warn
@@ -130,7 +139,9 @@ def _print_cost(cost: PlanCost) -> None:
         )
         for s in cost.stations
     ]
-    print_table(("station", "roles", "weights", f"kv at {cost.context}", "memory", "compute a token"), rows)
+    print_table(
+        ("station", "roles", "weights", f"{_named(cost.kv)} kv at {cost.context}", "memory", "compute a token"), rows
+    )
     print()
     print(
         f"{cost.plan}, {cost.route}: {cost.hops_per_token} hops and {human_bytes(cost.bytes_per_token)} a token; "

@@ -8,9 +8,10 @@ from .explain import Effect, effect_of, exactness, explain, mixed_numerics
 from .files import make_plan, read_plan_file, to_toml
 from .plan import Plan, StationSpec, from_hellos, to_carriers, to_route
 from .roles import Role, parse_role, parse_roles
-from .sizes import Geometry, WeightSizes, weights_from_geometry, weights_from_manifest
+from .sizes import DeclaredAttention, Geometry, WeightSizes, weights_from_geometry, weights_from_manifest
 
 __all__ = [
+    "DeclaredAttention",
     "Effect",
     "Geometry",
     "Machine",

@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import msgspec
 
 from aeonflow.errors import PlanError
+from aeonflow.kv_options import KvOptions, check_on_model
+from aeonflow.kv_sizes import session_bytes
 
 from .check import check, check_slices
 from .path import Call, Link, TokenPath, calls_of, chain_path, relay_path
@@ -42,6 +46,13 @@ class Machine(msgspec.Struct, frozen=True):
     cores: int | None = None
 
 
+class Session(NamedTuple):
+    """What KV is sized for: positions, and how they are kept."""
+
+    positions: int
+    kv: KvOptions
+
+
 class StationCost(msgspec.Struct, frozen=True):
     """One station: bytes of weights, KV at the context asked for, process; calls and compute seconds a token."""
 
@@ -56,11 +67,13 @@ class StationCost(msgspec.Struct, frozen=True):
 
 
 class PlanCost(msgspec.Struct, frozen=True):
-    """The prediction for one session decoding; `ceiling_tok_s` is what many sessions together cannot exceed."""
+    """The prediction for one session decoding; `ceiling_tok_s` is what many sessions together cannot exceed. `kv`: how
+    its K and V are kept."""
 
     plan: str
     route: str
     context: int
+    kv: dict[str, Any]
     stations: tuple[StationCost, ...]
     hops_per_token: int
     bytes_per_token: int
@@ -79,14 +92,19 @@ def plan_cost(
     *,
     route: str = "chain",
     context: int | None = None,
+    kv: KvOptions = KvOptions(),  # noqa: B008  frozen
     machine: Machine = Machine(),  # noqa: B008  frozen
 ) -> PlanCost:
-    """The cost of a checked plan. `context`: positions the KV is sized for, by default the model's whole context."""
+    """The cost of a checked plan. `context`: positions the KV is sized for, by default the model's whole context; `kv`:
+    how it is kept. UnsupportedError where that contradicts the model."""
     positions = geometry.context_length if context is None else context
-    if not 1 <= positions <= geometry.context_length:
-        raise PlanError(f"context {positions}: the model holds 1 to {geometry.context_length} positions")
+    longest = kv.max_positions(geometry.context_length)
+    if not 1 <= positions <= longest:
+        raise PlanError(f"context {positions}: the model holds 1 to {longest} positions")
     check_slices(plan, geometry.ffn_size)
-    stations = tuple(_station_cost(plan, i, geometry, weights, positions, machine) for i in range(len(plan.stations)))
+    check_on_model(kv, geometry.attention.windows)
+    session = Session(positions, kv)
+    stations = tuple(_station_cost(plan, i, geometry, weights, session, machine) for i in range(len(plan.stations)))
     path = _token_path(plan, geometry, weights, route, machine)
     compute_s = sum(station.compute_s for station in stations)
     busiest = max(stations, key=lambda station: station.compute_s)
@@ -94,6 +112,7 @@ def plan_cost(
         plan=plan.name,
         route=route,
         context=positions,
+        kv=kv.shown(),
         stations=stations,
         hops_per_token=path.hops,
         bytes_per_token=path.bytes,
@@ -102,7 +121,7 @@ def plan_cost(
         tok_s=1 / path.seconds,
         ceiling_tok_s=min(1 / busiest.compute_s, (machine.cores or len(stations)) / compute_s),
         busiest=busiest.name,
-        warnings=tuple(_warnings(plan, stations, path, geometry, weights, route, positions, machine)),
+        warnings=tuple(_warnings(plan, stations, path, geometry, weights, route, session, machine)),
     )
 
 
@@ -141,13 +160,13 @@ def _token_path(plan: Plan, geometry: Geometry, weights: WeightSizes, route: str
 
 
 def _station_cost(
-    plan: Plan, index: int, geometry: Geometry, weights: WeightSizes, positions: int, machine: Machine
+    plan: Plan, index: int, geometry: Geometry, weights: WeightSizes, session: Session, machine: Machine
 ) -> StationCost:
     station = plan.stations[index]
     calls = [call for call in calls_of(plan) if call.carrier.station == index]
     weight_bytes = _weight_bytes(station, weights)
-    kv_layers = sum(role.hi - role.lo + 1 for role in station.roles if role.name in ("attn", "block"))
-    kv_bytes = kv_layers * positions * geometry.kv_bytes_per_position()
+    spans = (range(role.lo, role.hi + 1) for role in station.roles if role.name in ("attn", "block"))
+    kv_bytes = session_bytes(session.kv, chain.from_iterable(spans), session.positions, geometry.kv_shape)
     return StationCost(
         name=station.name,
         roles=station.roles_text,
@@ -183,7 +202,7 @@ def _warnings(
     geometry: Geometry,
     weights: WeightSizes,
     route: str,
-    positions: int,
+    session: Session,
     machine: Machine,
 ) -> list[str]:
     found = []
@@ -197,7 +216,7 @@ def _warnings(
     best: tuple[float, str] | None = None
     for other in _smaller_plans(plan):
         if memory is not None and any(
-            _station_cost(other, i, geometry, weights, positions, machine).total_bytes > memory
+            _station_cost(other, i, geometry, weights, session, machine).total_bytes > memory
             for i in range(len(other.stations))
         ):
             continue

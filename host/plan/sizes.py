@@ -6,17 +6,25 @@ Cards and manifests arrive as parsed JSON or CBOR; nothing here opens a file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from aeonflow.errors import PlanError
+from aeonflow.kv_sizes import KvShape
 
 LAYER_PARTS = ("attn", "gate_up", "down")
 
 
+class DeclaredAttention(msgspec.Struct, frozen=True):
+    """What a model declares of its attention, as far as bytes depend on it: rows that a query of each layer sees (0:
+    all; empty: no layer slides)."""
+
+    windows: tuple[int, ...] = ()
+
+
 class Geometry(msgspec.Struct, frozen=True):
-    """The sizes of a model that costs depend on, in elements."""
+    """The sizes of a model that costs depend on, in elements. The one description of them on the host's side."""
 
     num_layers: int
     hidden_size: int
@@ -26,19 +34,43 @@ class Geometry(msgspec.Struct, frozen=True):
     ffn_size: int
     vocab_size: int
     context_length: int
+    attention: DeclaredAttention = DeclaredAttention()
 
     @classmethod
-    def from_card(cls, card: Mapping[str, Any]) -> Geometry:
-        """The fields of a parsed model card; PlanError names one that is missing."""
-        names = cls.__struct_fields__
-        missing = [name for name in names if not isinstance(card.get(name), int)]
+    def from_card(cls, card: Mapping[str, Any]) -> Self:
+        """The fields of a parsed model card; PlanError names one that is missing or of no sense."""
+        missing = [name for name in cls.__struct_fields__ if name not in card and name != "attention"]
         if missing:
             raise PlanError(f"the model card lacks {', '.join(missing)}")
-        return cls(**{name: card[name] for name in names})
+        try:
+            return msgspec.convert(dict(card), cls)
+        except msgspec.ValidationError as error:
+            raise PlanError(f"the model card: {error}") from error
 
-    def kv_bytes_per_position(self) -> int:
-        """K and V rows of one layer at one position, f32."""
-        return 2 * self.num_kv_heads * self.head_dim * 4
+    @property
+    def attn_weights(self) -> int:
+        """Of one layer's q, k, v and output."""
+        return self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+
+    @property
+    def ffn_weights(self) -> int:
+        """Of one layer's gate, up and down."""
+        return 3 * self.hidden_size * self.ffn_size
+
+    @property
+    def head_weights(self) -> int:
+        """Of the vocabulary's matrix."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that one row meets on its way: all matrices of the layers, and the head."""
+        return self.num_layers * (self.attn_weights + self.ffn_weights) + self.head_weights
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """What bytes of KV depend on."""
+        return KvShape(self.num_heads, self.num_kv_heads, self.head_dim, self.attention.windows)
 
 
 class WeightSizes(msgspec.Struct, frozen=True):
@@ -81,15 +113,11 @@ def weights_from_manifest(manifest: Mapping[str, Any], num_layers: int) -> Weigh
 
 def weights_from_geometry(geometry: Geometry, bits_per_weight: float = 5.0) -> WeightSizes:
     """An estimate where there is no manifest yet; 5 bits is a 4-bit block format with scale and minimum."""
-    g = geometry
+    g, n = geometry, geometry.num_layers
 
-    def size(rows: int, cols: int) -> int:
-        return round(rows * cols * bits_per_weight / 8)
+    def size(weights: int) -> int:
+        return round(weights * bits_per_weight / 8)
 
-    heads = (g.num_heads + 2 * g.num_kv_heads) * g.head_dim
-    attn = size(heads, g.hidden_size) + size(g.hidden_size, g.num_heads * g.head_dim)
-    ends = size(g.vocab_size, g.hidden_size)
-    n = g.num_layers
-    return WeightSizes(
-        ends, ends, (attn,) * n, (size(2 * g.ffn_size, g.hidden_size),) * n, (size(g.hidden_size, g.ffn_size),) * n
-    )
+    ends, down = size(g.head_weights), size(g.ffn_weights // 3)
+    gate_up = size(g.ffn_weights // 3 * 2)
+    return WeightSizes(ends, ends, (size(g.attn_weights),) * n, (gate_up,) * n, (down,) * n)

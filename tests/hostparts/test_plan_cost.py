@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
 
-from aeonflow.errors import PlanError
+from aeonflow.errors import PlanError, UnsupportedError
+from aeonflow.kv_options import KvOptions, parse_kv_options
 from host.plan import (
+    DeclaredAttention,
     Geometry,
     Machine,
     Plan,
@@ -186,9 +189,38 @@ def test_a_station_with_both_tied_ends_holds_their_matrix_once() -> None:
     assert ends_of("trisplit+embed-shards=2") == [400 + 816, 400]
 
 
+SIZES: list[tuple[dict[str, Any], float]] = [
+    ({"kv": "f16"}, 2.0), ({"kv": "q8"}, 3.43), ({"kv": "q8", "exact_recent": 0}, 3.65), ({"kv": "q4"}, 5.5),
+    ({"max_rows": 1000, "evict": "recent"}, 4.0), ({"window": 400}, 4000 / 1000), ({"o1": {"m": 16, "w": 64}}, 7.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "smaller"), SIZES)
+def test_kv_is_counted_as_it_is_kept(options: dict[str, Any], smaller: float) -> None:
+    kv = parse_kv_options(options)
+    cost, exact = (
+        plan_cost(make_plan("layers:2", 30), SMOLLM2, WEIGHTS, context=4000, kv=how) for how in (kv, KvOptions())
+    )
+    for station, plain in zip(cost.stations, exact.stations, strict=True):
+        assert plain.kv_bytes / station.kv_bytes == pytest.approx(smaller, rel=0.12)
+        assert station.total_bytes == station.weight_bytes + station.kv_bytes + station.process_bytes
+    assert cost.kv == kv.shown()
+
+
+def test_layers_that_slide_count_their_window_only() -> None:
+    sliding = msgspec.structs.replace(SMOLLM2, attention=DeclaredAttention((100, 0) * 15))
+    (cost,) = plan_cost(make_plan("solo", 30), sliding, WEIGHTS, context=4000).stations
+    row = 2 * 3 * 64 * 4
+    assert 15 * 4000 * row < cost.kv_bytes < 15 * (4000 + 400) * row
+    with pytest.raises(UnsupportedError, match="window=200 and the model's own window of 100 rows at layer 0"):
+        plan_cost(make_plan("solo", 30), sliding, WEIGHTS, kv=parse_kv_options({"window": 200}))
+
+
 def test_geometry_names_what_a_card_lacks() -> None:
-    card = {name: getattr(SMOLLM2, name) for name in Geometry.__struct_fields__}
+    card = msgspec.to_builtins(SMOLLM2)
     assert Geometry.from_card(card | {"name": "x"}) == SMOLLM2
+    sliding = card | {"attention": {"windows": [16] * 30, "softcap": 3.0}}
+    assert Geometry.from_card(sliding).attention.windows == (16,) * 30
     del card["ffn_size"]
     with pytest.raises(PlanError, match="lacks ffn_size"):
         Geometry.from_card(card)

@@ -130,7 +130,7 @@ class Arrivals:
     def adopt(self, session: Session, epoch: int, base: int) -> None:
         """The one way into a newer epoch: caches cut, joins dropped, queued jobs of older epochs dropped."""
         self._events["epochs"] += 1
-        self._events["seeds_expired"] += len(session.seeds)
+        self._events["seeds_expired"] += session.seeds.num_awaited
         session.adopt(epoch, base)
         self.drop_queued(session, "stale_jobs", "has left that epoch")
 
@@ -148,7 +148,8 @@ class Arrivals:
         """Nothing of this session's epoch is to be trusted: drop what waits of it until the host starts another."""
         session.is_poisoned = True
         session.joins.clear()
-        self._events["seeds_expired"] += session.seeds.clear()
+        self._events["seeds_expired"] += session.seeds.num_awaited
+        session.seeds.clear()
         self.drop_queued(session, "poisoned_frames", "is poisoned")
 
     def poisoned(

@@ -11,17 +11,20 @@ from typing import Any
 import numpy.typing as npt
 
 from aeonflow.errors import GapError, PoisonedError
+from aeonflow.tensors import Kind
 
 from ..kv.layer_cache import LayerKvCache
 from .arrivals import Arrivals
 from .batch import Batch
 from .counters import Counters
+from .drafts import SeededPasses
 from .emit import Emitter
 from .failures import Failures, kernel_error
 from .queue import Job, JobQueue
 from .seed_port import SeedPort
 
 Array = npt.NDArray[Any]
+_CANONICAL = int(Kind.CANONICAL)
 
 
 class Departures:
@@ -35,6 +38,7 @@ class Departures:
         emitter: Emitter,
         failures: Failures,
         seed_port: SeedPort,
+        seeded: SeededPasses,
     ) -> None:
         self._queue = queue
         self._arrivals = arrivals
@@ -42,6 +46,7 @@ class Departures:
         self._emitter = emitter
         self._failures = failures
         self._seed_port = seed_port
+        self._seeded = seeded
 
     def next_batch(self) -> Batch | None:
         """What is computed next; None when nothing waits. Jobs that may not run any more are dropped on the way."""
@@ -64,6 +69,8 @@ class Departures:
                 session.computed()
             if head.epoch != session.epoch or session.is_closed or session.is_poisoned:
                 self._drop(job, "stale_results")
+            elif head.kind != _CANONICAL:
+                self._finish_draft(job, batch, index)
             elif batch.error is not None:
                 session.cut_layers(stage.layer, stage.hi, head.first)
                 self._failures.fail_job(job, stage.layer, kernel_error(batch.error))
@@ -72,6 +79,17 @@ class Departures:
             else:
                 session.passed[job.stage.place] = head.first + head.rows
                 self._emit(job, batch.outputs[index])
+
+    def _finish_draft(self, job: Job, batch: Batch, index: int) -> None:
+        """The same for rows that are not canonical: whatever goes wrong, the session's own rows stay as they are."""
+        if batch.error is not None:
+            self._failures.fail_job(job, job.stage.layer, kernel_error(batch.error))
+        elif index in batch.poisoned:
+            error = PoisonedError(f"{job.stage.role} of layer {job.stage.layer} gave NaN or infinity in a draft")
+            self._arrivals.poisoned(job.session, job.head, job.stage, job.caller, error)
+        else:
+            self._seeded.computed(job)
+            self._emit(job, batch.outputs[index])
 
     def _drop(self, job: Job, stale_event: str) -> None:
         """Count a job whose session went on without it."""
@@ -88,7 +106,7 @@ class Departures:
         if head.epoch != session.epoch or session.is_closed or session.is_poisoned:
             self._drop(job, "stale_jobs")
             return False
-        if not stage.has_cache:
+        if not stage.has_cache or head.kind != _CANONICAL:
             return True
         first = head.first
         for layer in range(stage.layer, stage.hi + 1):
@@ -113,6 +131,13 @@ class Departures:
         ready: list[Job] = []
         caches: list[list[LayerKvCache]] = []
         for job in jobs:
+            if job.head.kind != _CANONICAL:
+                if (view := self._seeded.view(job)) is None:
+                    continue
+                caches.append([view])
+                job.session.is_computing = True
+                ready.append(job)
+                continue
             try:
                 caches.append(job.session.caches_of(stage.layer, stage.hi))
             except MemoryError as error:
@@ -128,7 +153,10 @@ class Departures:
         if job.caller is not None:
             self._emitter.answer(job, job.caller, outputs)
         elif stage.role == "head":
-            self._emitter.logits(job, outputs[0])
+            if job.head.kind == _CANONICAL:
+                self._emitter.logits(job, outputs[0])
+            else:
+                self._seeded.answer(job, outputs[0])
         else:
             for edge in stage.edges or ():
                 if edge.url:

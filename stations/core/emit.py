@@ -69,6 +69,13 @@ class Emitter:
         first = head.first if head.want == Want.ALL else head.first + head.rows - 1
         self.to_host(job.session, job.stage, job.caller, head, array, first, Port.LOGITS)
 
+    def candidates(self, job: Job, ids: Array, logits: Array) -> None:
+        """The end of a draft: the ids u32 and logits f32 [1, K] of its best tokens, to the host of the session."""
+        head, stage = job.head, job.stage
+        pieces = self._tensor(head, stage, head.first, Port.TOKEN, DType.U32, ids)
+        pieces += self._tensor(head, stage, head.first, Port.LOGITS, DType.F32, logits)
+        self._outbox.unasked(job.session.owner, bands.HEAD, pieces)
+
     def to_host(
         self, session: Session, stage: Stage, caller: Caller | None, head: Tensor, array: Array, first: int, port: Port
     ) -> None:

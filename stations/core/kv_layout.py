@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aeonflow.kv_options import CODED_MODES, Barrier, KvOptions, check_on_model
+from aeonflow.kv_options import CODED_MODES, UNDO_ROWS, Barrier, KvOptions, check_on_model
 from aeonflow.kv_sizes import KvShape, session_bytes
 
 from ..kv.errors import KvFormError
@@ -81,7 +81,7 @@ class KvLayout:
         for options in kinds:
             found.update(options.layout_barriers())
             if options.o1 is not None:
-                found.add(Barrier(options.o1.boundary, 1))  # a sealed layer takes back the newest pass at most
+                found.add(Barrier(options.o1.boundary, UNDO_ROWS))  # rows since then can be taken back
         return tuple(sorted(found))
 
     def _on_layer(self, layer: int) -> KvOptions:

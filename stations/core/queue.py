@@ -72,6 +72,8 @@ class JobQueue:
         self.num_bytes += job.num_bytes
         self.length += 1
         job.session.queued += 1
+        if job.head.kind != _CANONICAL:
+            job.session.queued_drafts += 1
         if self.clock is not None:
             job.queued_s = self.clock()
         if self.length == 1:
@@ -189,5 +191,7 @@ class JobQueue:
 
     def _taken(self, job: Job) -> None:
         job.session.queued -= 1
+        if job.head.kind != _CANONICAL:
+            job.session.queued_drafts -= 1
         self.length -= 1
         self.num_bytes -= job.num_bytes

@@ -7,7 +7,7 @@ the session's epoch (POISON), and the host is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from aeonflow import fano
 from aeonflow.bands import SEED_FIRST
 from aeonflow.errors import AeonflowError, BadTensorError, CallError, FrameTooLargeError, PoisonedError, ProtocolError
 from aeonflow.frames import Buffer
-from aeonflow.passes import PassContext, destination_layer, is_genuine
+from aeonflow.passes import RESIDUAL, PassContext, destination_layer, is_genuine
 from aeonflow.tensors import GROW, Kind, Port, Tensor, unpack_tensors
 
 from .arrivals import Arrivals
@@ -38,7 +38,7 @@ from .shadows import Shadows
 from .stages import CompiledRoute, Stage
 
 Array = npt.NDArray[Any]
-_CANONICAL = int(Kind.CANONICAL)
+_CANONICAL, _DRAFT = int(Kind.CANONICAL), int(Kind.DRAFT)
 
 SEED_AGE_S = 30.0  # a slot that waits longer is forgotten: what it waits for was lost
 
@@ -90,32 +90,40 @@ class SeedPort:
 
     def send(self, job: Job, outputs: tuple[Array, ...]) -> None:
         """The seeds of a pass that a stage has computed."""
-        head = job.head
-        for edge in job.stage.seeds:
-            if edge.needs_grow and not head.options & GROW:
-                continue
-            array = job.inputs[0] if edge.source == INPUT else outputs[edge.source]
+        self._send_all(job, job.stage.seeds, outputs)
+
+    def send_early(self, job: Job) -> None:
+        """The seeds of a pass whose input is whole: they leave before it is computed."""
+        self._send_all(job, job.stage.early, ())
+
+    def _send_all(self, job: Job, edges: Sequence[SeedEdge], outputs: tuple[Array, ...]) -> None:
+        for edge in edges:
+            head, array = job.head, job.inputs[0] if edge.source == INPUT else outputs[edge.source]
+            if edge.needs_grow:
+                if not head.options & GROW:
+                    continue
+                head, array = _last_row(head), array[-1:]
+                self._events["drafts_grown"] += edge.line == RESIDUAL
             try:
-                self._send(job, edge, array)
+                self._send(job, edge, head, array)
             except FrameTooLargeError as error:  # the host keeps passes below this; never silently
                 self._events["seeds_over_limit"] += 1
                 if edge.kind == _CANONICAL:
                     self._failures.fail_job(job, job.stage.layer, error)
 
-    def _send(self, job: Job, edge: SeedEdge, array: Array) -> None:
-        head = job.head
+    def _send(self, job: Job, edge: SeedEdge, head: Tensor, array: Array) -> None:
         if not edge.url:
             self._counters.seed_sent(edge.line)
-            self._deliver_inside(job, edge, array)
+            self._deliver_inside(job, edge, head, array)
             return
         context = PassContext.of(head, kind=edge.kind, hop=min(head.hop + self._crossing, MAX_HOP))
         jump = context.alpha_jump(edge.line, edge.sign, array.data, edge.src_layer, edge.url, head.first)
         self._counters.seed_sent(edge.line)
         self._outbox.put(ToStation(jump.dst, jump.stream, jump.pieces, FIN, head.session, jump.sequence))
 
-    def _deliver_inside(self, job: Job, edge: SeedEdge, array: Array) -> None:
+    def _deliver_inside(self, job: Job, edge: SeedEdge, head: Tensor, array: Array) -> None:
         layer = destination_layer(edge.line, edge.src_layer)
-        head = msgspec.structs.replace(job.head, kind=edge.kind, layer=layer, port=int(Port.SEED))
+        head = msgspec.structs.replace(head, kind=edge.kind, layer=layer, port=int(Port.SEED))
         self._counters.seed_received(edge.line)
         target = job.route.seeded.get((edge.line, layer, edge.kind))
         if target is None:
@@ -139,6 +147,9 @@ class SeedPort:
         session = self._sessions.get(head.session)
         if session is None or (is_host and session.owner != link):
             self._drop("seeds_unknown")
+            return
+        if session.epoch > head.epoch and head.kind == _DRAFT:
+            self._events["stale_frames"] += 1  # nothing is lost: a draft of an older epoch is of no use
             return
         if session.epoch > head.epoch or (session.is_poisoned and session.epoch == head.epoch):
             self._drop("seeds_late")
@@ -225,3 +236,8 @@ class SeedPort:
     def _drop(self, event: str) -> None:
         self._events[event] += 1
         self._events["seeds_dropped"] += 1
+
+
+def _last_row(head: Tensor) -> Tensor:
+    """The pass of the one row that a draft grows from. Options say nothing of drafts: none is asked for or answered."""
+    return msgspec.structs.replace(head, first=head.first + head.rows - 1, rows=1, options=0)

@@ -19,6 +19,7 @@ from blake3 import blake3
 from aeonflow import bands
 from aeonflow.errors import BadTensorError
 from aeonflow.fano import MINUS
+from aeonflow.tensors import Kind
 
 if TYPE_CHECKING:
     from aeonflow.tensors import Tensor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
 
+_DRAFT = int(Kind.DRAFT)
 CHAIN = 15  # the bit of what the canonical chain delivers, in slots that hold a seed against it; no stream has it
 
 
@@ -91,7 +93,8 @@ class _Slot:
         self.fingerprints: dict[int, bytes] = {}
 
 
-_Key = tuple[int, int, int]  # kind, layer, first
+_Place = tuple[int, int, int]  # kind, layer, contributions expected: attention and gate_up of a layer are two places
+_Key = tuple[_Place, int]  # place, first
 
 
 class SeedSlots:
@@ -101,16 +104,21 @@ class SeedSlots:
 
     def __init__(self, gauge: JoinGauge) -> None:
         self._open: dict[_Key, _Slot] = {}
-        self._done: dict[tuple[int, int], tuple[int, dict[int, bytes]]] = {}  # (kind, layer) → newest first, its prints
+        self._done: dict[_Place, tuple[int, dict[int, bytes]]] = {}  # newest first, its prints
         self._gauge = gauge
         self._num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def is_open(self, kind: int, layer: int, first: int) -> bool:
+    @property
+    def num_awaited(self) -> int:
+        """Slots whose rest should come: half a draft is of no consequence."""
+        return sum(kind != _DRAFT for (kind, _, _), _ in self._open)
+
+    def is_open(self, kind: int, layer: int, expected: int, first: int) -> bool:
         """Does a slot wait for more?"""
-        return (kind, layer, first) in self._open
+        return ((kind, layer, expected), first) in self._open
 
     def add(
         self, kind: int, layer: int, expected: int, bit: int, array: Array, head: Tensor, now: float, max_slots: int
@@ -123,16 +131,17 @@ class SeedSlots:
             return Refusal.WRONG_SIGN if bit != CHAIN and expected >> (bit ^ MINUS) & 1 else Refusal.UNEXPECTED
         first = head.first
         print_ = fingerprint_of(array)
-        done = self._done.get((kind, layer))
+        place = kind, layer, expected
+        done = self._done.get(place)
         if done is not None and first <= done[0]:
             if first < done[0]:
                 return Refusal.LATE
             return Refusal.DUPLICATE if done[1].get(bit) == print_ else Refusal.CONFLICT
-        slot = self._open.get((kind, layer, first))
+        slot = self._open.get((place, first))
         if slot is None:
             if len(self._open) >= max_slots:
                 return Refusal.OVER_LIMIT
-            slot = self._open[kind, layer, first] = _Slot(head, now)
+            slot = self._open[place, first] = _Slot(head, now)
         elif slot.head.rows != head.rows:
             raise BadTensorError(f"contributions at {first} have {slot.head.rows} and {head.rows} rows")
         held = slot.fingerprints.get(bit)
@@ -145,8 +154,8 @@ class SeedSlots:
             slot.head = head
         if mask(*slot.parts) != expected:
             return Refusal.WAITING
-        self._forget((kind, layer, first))
-        self._done[kind, layer] = (first, slot.fingerprints)
+        self._forget((place, first))
+        self._done[place] = (first, slot.fingerprints)
         order = tuple(sorted(slot.parts))
         return Completed(
             slot.head, order, tuple(slot.parts[b] for b in order), tuple(slot.fingerprints[b] for b in order)

@@ -15,6 +15,7 @@ from aeonflow.kv_options import Barrier, is_barrier, last_barrier, next_barrier
 
 from .joins import JoinGauge, Joins
 from .kv_layout import KvLayout
+from .scratch import Scratch
 from .seeds import SeedSlots
 from .stages import StageKey
 
@@ -59,7 +60,9 @@ class Session:
         "pending_cut",
         "prefills",
         "queued",
+        "queued_drafts",
         "route",
+        "scratch",
         "seeds",
         "settled",
     )
@@ -93,7 +96,9 @@ class Session:
         self.lost: RollbackError | None = None  # why rows below the epoch's base are not here any more
         self.joins = Joins(join_gauge)
         self.seeds = SeedSlots(join_gauge)
+        self.scratch = Scratch()
         self.queued = 0  # jobs in the queue
+        self.queued_drafts = 0  # of these, rows that are not canonical
         self.prefills: dict[StageKey, int] = {}  # prefill chunks in the queue, which later rows must not overtake
         self.passed: dict[tuple[str, int], int] = {}  # (role, layer) → position after the last row sent on
         self.is_poisoned = False  # until the next epoch
@@ -118,6 +123,7 @@ class Session:
         self.lost = None
         self.joins.clear()
         self.seeds.clear()
+        self.scratch.clear()
         for at, position in self.passed.items():
             if position > base:
                 self.passed[at] = base

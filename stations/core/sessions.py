@@ -86,6 +86,7 @@ class SessionTable:
             session.is_closed = True
             session.joins.clear()
             session.seeds.clear()
+            session.scratch.clear()
             del self._sessions[session.id]
             self.reserved_bytes -= session.kv_bytes
 

@@ -30,7 +30,7 @@ class Shadows:
         """x of a canonical pass has come to a layer that takes shadow seeds: hold it against the seed, or keep it until
         the seed comes. Of the relay, whose seeds come first on the same link, nothing is kept."""
         slots = session.seeds
-        if stage.edges is None and not slots.is_open(_SHADOW, stage.layer, head.first):
+        if stage.edges is None and not slots.is_open(_SHADOW, stage.layer, expected, head.first):
             return
         done = slots.add(
             _SHADOW, stage.layer, expected, CHAIN, x, head, session.last_used_s, self._limits.max_seed_slots

@@ -21,7 +21,7 @@ from aeonflow.errors import (
 )
 from aeonflow.frames import Buffer, Flags
 from aeonflow.messages import decode_vent
-from aeonflow.tensors import unpack_tensors
+from aeonflow.tensors import Kind, unpack_tensors
 from aeonflow.trace import Recorder
 
 from ..kernels.base import F32, Backend
@@ -32,6 +32,7 @@ from .batch import Batch, compute
 from .control import Control
 from .counters import Counters
 from .departures import Departures
+from .drafts import SeededPasses
 from .emit import Emitter
 from .failures import Failures
 from .intake import Intake
@@ -101,7 +102,10 @@ class Station:
             limits, intake, self.sessions, self._routes, self._outbox, self.counters, failures, self._arrivals, shadows,
             crossing,
         )  # fmt: skip
-        self._departures = Departures(self.queue, self._arrivals, self.counters, emitter, failures, self._seed_port)
+        seeded = SeededPasses(card.vocab_size, self._seed_port, self._arrivals, emitter, failures, self.counters)
+        self._departures = Departures(
+            self.queue, self._arrivals, self.counters, emitter, failures, self._seed_port, seeded
+        )
         self._control = Control(
             name, pid, now, limits, self.sessions, self._routes, self.queue, self._arrivals, self._outbox,
             self.counters,
@@ -165,7 +169,8 @@ class Station:
 
     def finish(self, batch: Batch, seconds: float) -> None:
         """Send on the outputs of a batch that took `seconds` to compute."""
-        self.counters.computed(batch.stage.role, len(batch.jobs), batch.rows, seconds)
+        role = batch.stage.role if batch.jobs[0].head.kind == Kind.CANONICAL else f"draft {batch.stage.role}"
+        self.counters.computed(role, len(batch.jobs), batch.rows, seconds)
         self._departures.finish(batch)
 
     def tick(self, now: float) -> None:

@@ -246,14 +246,17 @@ async def find_model(model: str) -> tuple[str, int]:
     return model, int(result["card"]["num_layers"])
 
 
-async def run_verb(verb: str, *arguments: str) -> dict[str, Any]:
-    """Run a verb of `python -m stations` to its end; returns its result event. Raises HostError with its error."""
+async def run_verb(verb: str, *arguments: str, given: bytes = b"") -> dict[str, Any]:
+    """Run a verb of `python -m stations` to its end, with `given` on its stdin; returns its result event.
+
+    Raises HostError with its error.
+    """
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-m", "stations", verb, *arguments)
-    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(VERB_TIMEOUT_S):
-            out, err = await child.communicate()
+            out, err = await child.communicate(given)
     except BaseException as error:
         if child.returncode is None:
             child.kill()

@@ -15,6 +15,8 @@ VERBS = {
     "models": "models",
     "card": "card",
     "warm": "warm",
+    "early": "early",
+    "seeded": "seeded",
 }
 
 

@@ -100,6 +100,21 @@ def decode(
     _measure(measuring, as_json=as_json, show=show_decode)
 
 
+@app.command()
+def pairz(
+    model: Model = None,
+    prompts: Annotated[str, typer.Option(metavar="chat|edit|FILE", help="Prompt set.")] = "chat",
+    new_tokens: Annotated[int, typer.Option(metavar="N", min=2)] = 100,
+    as_json: OneLine = False,
+) -> None:
+    """How often early logits are right after each layer, and what they would gain beside prompt lookup."""
+    from host.bench.pairz import bench_pairz
+
+    from .model import ready_model
+
+    _measure(bench_pairz(model=ready_model(model).name, prompts=prompts, new_tokens=new_tokens), as_json=as_json)
+
+
 def _libraries(chosen: str | None) -> tuple[str, ...]:
     from host.bench.echo import LIBRARIES
 

@@ -19,7 +19,8 @@ ANY = "*"  # a row for every value of its option
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """One option value: what it does, to both kinds of exactness; not `is_built`: refused by this version."""
+    """One option value: what it does, to both kinds of exactness; not `is_built`: refused by this version, for the
+    reason in `refusal`."""
 
     option: str
     value: str
@@ -27,6 +28,7 @@ class Effect(msgspec.Struct, frozen=True):
     model: str
     note: str
     is_built: bool = True
+    refusal: str = "not supported yet"
 
 
 _MIXED = "stations whose numerics ids differ compute other last bits: logits agree to about 1e-5 of the row's maximum"
@@ -66,7 +68,15 @@ TABLE: tuple[Effect, ...] = (
     Effect("pair_x", "live", "exact", "approximate", "another model, unless the card says it was built so", False),
     Effect("speculate", "off", "exact", "exact", "one row a pass"),
     Effect("speculate", "lookup", "exact", "exact", "drafts are accepted only where plain decoding agrees"),
-    Effect("speculate", "pairz", "exact", "exact", "drafts are accepted only where plain decoding agrees", False),
+    Effect(
+        "speculate",
+        "pairz",
+        "exact",
+        "exact",
+        "drafts are accepted only where plain decoding agrees",
+        False,
+        "early logits are right too rarely to beat prompt lookup: `aeonflow bench pairz` measures it",
+    ),
     Effect("speculate", "model", "exact", "exact", "drafts are accepted only where plain decoding agrees"),
     Effect("speculate", "auto", "exact", "exact", "drafts are accepted only where plain decoding agrees"),
     Effect("volumes", "off", "exact", "exact", "every prompt is computed"),
@@ -106,7 +116,7 @@ def effect_of(option: str, value: object) -> Effect:
         if is_meant or row.value in (ANY, text):
             if not row.is_built:
                 built = ", ".join(r.value for r in rows if r.is_built)
-                raise UnsupportedOptionError(f"{name} {text}: not supported yet; supported is {built}")
+                raise UnsupportedOptionError(f"{name} {text}: {row.refusal}; supported is {built}")
             return row
     allowed = ", ".join(r.value for r in rows if r.is_built)
     raise InvalidRequestError(f"{name} {text!r}: allowed is {allowed}")

@@ -152,7 +152,7 @@ async def measure_cell(
 
 async def _measure(cell: Cell, model: str, prompt: BenchPrompt, on_token: OnToken) -> Measured:
     with NetworkNamespaces(cell.link_delay_ms) if cell.netns else nullcontext() as namespaces:
-        async with _launched(cell, model, namespaces) as engine:
+        async with launched(cell, model, namespaces) as engine:
             apart = is_traced_apart(cell)
             idle = await _idle(engine)
             if warm := warm_tokens(cell):
@@ -182,7 +182,8 @@ async def _measure(cell: Cell, model: str, prompt: BenchPrompt, on_token: OnToke
 
 
 @asynccontextmanager
-async def _launched(cell: Cell, model: str, namespaces: NetworkNamespaces | None) -> AsyncIterator[Engine]:
+async def launched(cell: Cell, model: str, namespaces: NetworkNamespaces | None) -> AsyncIterator[Engine]:
+    """An engine whose stations run as the cell says. UnsupportedOptionError for what the engine does not have."""
     options: dict[str, Any] = {"route": cell.route, "coalesce": cell.coalesce, "pair_x": cell.pair_x}
     options |= {"speculate": cell.speculate, "transport": cell.transport}
     options |= {name: value for name in ("pair_x_layers", "pair_x_seed") if (value := getattr(cell, name)) is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..fleet.launcher import usable_cores
@@ -41,6 +41,11 @@ class Estimator:
         warm = warm_tokens(cell) and PREFILL_PASSES + warm_tokens(cell)
         passes = PROBE_PASSES + warm + runs * (PREFILL_PASSES + cell.new_tokens)
         return START_S + CONTROL_ROUNDS * 2 * cell.link_delay_ms / 1000 + passes * self.token_s(cell)
+
+    def sessions_s(self, cell: Cell, sessions: Sequence[int], runs: int) -> float:
+        """Seconds of `runs` runs with each number of sessions, which share this machine's cores."""
+        run_s = (PREFILL_PASSES + cell.new_tokens) * self.token_s(cell)
+        return 2 * START_S + runs * sum(run_s * max(1.0, number / 4) for number in sessions)
 
     def limit_s(self, cell: Cell) -> float:
         """After which a cell is given up."""

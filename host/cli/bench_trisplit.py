@@ -9,7 +9,8 @@ import typer
 
 from .bench_progress import GridProgress, TokenProgress
 from .failure import CommandFailedError, UsageError
-from .options import MAX_DELAY_MS, Kernels, Model, OnOff, Route, Transport
+from .groups import check_speculate
+from .options import MAX_DELAY_MS, Kernels, Model, Route, Speculate, Transport
 from .output import note, print_json
 
 if TYPE_CHECKING:
@@ -27,8 +28,11 @@ def trisplit(
         str | None, typer.Option(metavar="all|LIST|auto:K", help="Layers that are seeded.")
     ] = None,
     pair_x_seed: Annotated[Literal["h", "x"] | None, typer.Option(help="What is sent as a seed (default h).")] = None,
-    speculate: Annotated[str, typer.Option(metavar="S", help="off, lookup, pairz, model:NAME, auto.")] = "off",
-    coalesce: Annotated[OnOff, typer.Option(help="Send frames of one moment as one message.")] = "on",
+    speculate: Speculate = None,
+    coalesce: Annotated[
+        Literal["on", "off", "both"],
+        typer.Option(help="Send frames of one moment as one message; both: compare, with 1 session and with 8."),
+    ] = "on",
     link_delay_ms: Annotated[
         float, typer.Option(metavar="D", min=0.0, max=MAX_DELAY_MS, help="Delay of every link, one way.")
     ] = 0.0,
@@ -65,14 +69,16 @@ def trisplit(
 
     if not grid and (delays or only):
         raise UsageError("--delays and --only are of --grid")
+    if speculate is not None:
+        check_speculate(speculate)
     cell = Cell(
         plan=plan,
         route=route,
         pair_x=pair_x,
         pair_x_layers=pair_x_layers,
         pair_x_seed=pair_x_seed,
-        speculate=speculate,
-        coalesce=coalesce == "on",
+        speculate=speculate or "off",
+        coalesce=coalesce != "off",
         link_delay_ms=link_delay_ms,
         new_tokens=new_tokens,
         prompts=prompts,
@@ -81,7 +87,11 @@ def trisplit(
         transport=transport,
         netns=netns,
     )
-    if grid:
+    if coalesce == "both":
+        if grid or netns or out:
+            raise UsageError("--coalesce both compares two fleets: without --grid, --netns and --out")
+        _run_coalesce(cell, model, limit_s, as_json)
+    elif grid:
         _run_grid(cell, model, delays, only, limit_s, out, as_json)
     else:
         _run_cell(cell, model, limit_s, out, as_json)
@@ -112,6 +122,29 @@ def _run_cell(cell: Cell, model: str | None, limit_s: float | None, out: Path | 
         show_cell(measured.report)
     if out is not None:
         _tell(*write_cell(measured, out))
+
+
+def _run_coalesce(cell: Cell, model: str | None, limit_s: float | None, as_json: bool) -> None:
+    from host.bench.prompts import load_prompts
+    from host.bench.trisplit_coalesce import RUNS, SESSIONS, bench_coalesce
+    from host.bench.trisplit_estimate import Estimator
+
+    from .bench_trisplit_table import show_coalesce
+    from .loop import run_async
+
+    prompt = load_prompts(cell.prompts).prompts[0]
+    name, card = _model(model)
+    estimate_s = Estimator(card).sessions_s(cell, SESSIONS, 2 * RUNS)
+    limit = limit_s or 4 * estimate_s + 60
+    note(f"coalescing off and on, {cell.way}: about {duration(estimate_s)}, at most {duration(limit)}")
+    try:
+        found = run_async(bench_coalesce(cell, model=name, prompt=prompt, limit_s=limit))
+    except TimeoutError:
+        raise CommandFailedError(f"the comparison has not ended within {limit:.0f} s") from None
+    if as_json:
+        print_json(found)
+    else:
+        show_coalesce(found)
 
 
 def _run_grid(

@@ -51,6 +51,23 @@ def show_grid(report: dict[str, Any]) -> None:
     print("tokens agree" if report["tokens_agree"] else "TOKENS DIFFER between ways")
 
 
+def show_coalesce(found: dict[str, Any]) -> None:
+    """Rates and frames a message, off and on, a row for each number of sessions."""
+    print(f"{found['way']} of {found['model']} at {found['link_delay_ms']:g} ms a link, {found['runs']} runs of each")
+    rows = [
+        [
+            sessions,
+            f"{one['off_tok_s']['median']:.2f}",
+            f"{one['on_tok_s']['median']:.2f}",
+            f"{one['gain']:.3f}",
+            f"{one['off_frames_per_message']:.2f}",
+            f"{one['on_frames_per_message']:.2f}",
+        ]
+        for sessions, one in found["sessions"].items()
+    ]
+    print_table(("sessions", "off tok/s", "on tok/s", "on / off", "frames a message off", "on"), rows)
+
+
 def _cell(cell: dict[str, Any]) -> str:
     gain = f"{cell['speedup_over_relay']:.2f}x" if cell["speedup_over_relay"] else "–"
     return f"{1e3 * cell['token_s']:.1f} ({gain}, {cell['formula_ratio']:.2f})"

@@ -11,6 +11,7 @@ event loop of its own and no global state; several engines may live side by side
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import secrets
 import ssl as ssl_module
@@ -35,6 +36,7 @@ from .launch import (
     launched_stations,
 )
 from .network import Network
+from .overlay_proof import proofs_folder
 from .pace import Pace
 from .pairx import PairX
 from .request import GenerateOptions, Prompt, Request, make_request
@@ -128,6 +130,7 @@ class Engine:
             link_delay_ms=link_delay_ms,
             pair_x=_pair_x(pair_x, pair_x_layers, pair_x_seed, kv),
             kv=make_kv_options(**kv),
+            approximate=kv.get("approximate", False),
             speculate=speculate,
             volumes=volumes,
             prefill_chunk=prefill_chunk,
@@ -186,6 +189,7 @@ class Engine:
             link_delay_ms=_choice("link_delay_ms", link_delay_ms, fleet, 0.0),
             pair_x=_pair_x(pair_x, pair_x_layers, pair_x_seed, kv),
             kv=make_kv_options(**kv),
+            approximate=kv.get("approximate", False),
             speculate=speculate,
             prefill_chunk=prefill_chunk,
             exact=exact,
@@ -351,7 +355,7 @@ async def _running(
             rejoin_s=options.rejoin_s,
             pace=pace,
             drafters=drafters,
-            describe_setting=lambda net: describe(options, net),
+            describe_setting=lambda net: describe(options, net, proofs_folder(os.environ)),
             clock=time.perf_counter,
         )
         async with traced_to(trace, network, engine.clock, lambda: _about(engine)):
@@ -380,7 +384,7 @@ def _network(options: EngineOptions) -> Network:
         kv=options.kv,
         pair_x=options.pair_x,
         prefill_chunk=options.prefill_chunk,
-        check=lambda network: describe(options, network, refuse_bounded=options.exact),
+        check=lambda net: describe(options, net, proofs_folder(os.environ), refuse_bounded=options.exact),
         clock=time.perf_counter,
         rng=random.Random(secrets.randbits(64)),
     )

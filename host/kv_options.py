@@ -35,18 +35,13 @@ class KvKeywords(TypedDict, total=False):
 def make_kv_options(*, o1: str | None = None, approximate: bool = False, **keywords: Any) -> KvOptions:
     """Checked options from `KvKeywords`. Raises UnsupportedOptionError by name.
 
-    `o1` as on the command line: `m=32,w=128,sink=4,layers=4-9+12`; refused unless `approximate`.
+    `o1` as on the command line: `m=32,w=128,sink=4,layers=4-9+12`. Whether it is permitted on a model says
+    `overlay_proof.is_certified`, or `approximate`.
     """
     if approximate and o1 is None:
         raise InvalidRequestError("approximate without o1: there is nothing that it would permit")
     if o1 is not None:
         keywords["o1"] = parse_overlay(o1)
-        if not approximate:
-            raise UnsupportedOptionError(
-                f"o1 {o1}: it is not shown on this model that landmarks beat sinks and a window of equal bytes (on"
-                " SmolLM2 they do not: KL 0.16 against 0.09); --approximate uses them all the same, --window is the"
-                " alternative"
-            )
     given = {name: value for name, value in keywords.items() if value is not None}
     for name in _NO_ZERO:
         if given.get(name) == 0:
@@ -89,8 +84,8 @@ def _layers(text: str) -> list[int]:
     return sorted(found)
 
 
-def exactness_options(options: KvOptions) -> dict[str, object]:
-    """What `explain` knows these options as."""
+def exactness_options(options: KvOptions, *, is_certified: bool = False) -> dict[str, object]:
+    """What `explain` knows these options as. `is_certified`: O(1) layers are shown to gain on the model."""
     chosen: dict[str, object] = {"kv": options.kv}
     if options.exact_recent is not None:
         chosen["kv_exact_recent"] = options.exact_recent
@@ -99,5 +94,5 @@ def exactness_options(options: KvOptions) -> dict[str, object]:
     if options.window:
         chosen["window"] = options.window
     if options.o1 is not None:
-        chosen["o1"] = f"m={options.o1.m},w={options.o1.w},sink={options.o1.sink}"
+        chosen["o1"] = "certified" if is_certified else f"m={options.o1.m},w={options.o1.w},sink={options.o1.sink}"
     return chosen

@@ -51,6 +51,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     coalesce: bool
     link_delay_ms: float
     kv: KvOptions
+    approximate: bool  # O(1) layers that are not shown to gain on the model
     prefill_chunk: int | None
     token: str | None
     exact: bool

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .chain import host_frame_bytes
 from .errors import InvalidRequestError
 from .generate import Setting
 from .kv_options import exactness_options
 from .launch import EngineOptions
 from .network import Network
+from .overlay_proof import is_certified
 from .pairx.seeding import BUILT_FOR_LIVE
 from .plan import exactness, mixed_numerics
 from .plan.path import Link, chain_path, relay_path
 
 
-def describe(options: EngineOptions, network: Network, *, refuse_bounded: bool = False) -> Setting:
-    """The setting of a network that is joined. With `refuse_bounded`, InvalidRequestError names what bounds the cut."""
+def describe(options: EngineOptions, network: Network, proofs: Path, *, refuse_bounded: bool = False) -> Setting:
+    """The setting of a network that is joined. `proofs`: where reports on O(1) layers lie; UnsupportedOptionError where
+    they do not permit them. With `refuse_bounded`, InvalidRequestError names what bounds the cut."""
+    fingerprint = network.bundle.card.fingerprint
+    certified = is_certified(options.kv, fingerprint, proofs, approximate=options.approximate)
+    kv = exactness_options(options.kv, is_certified=certified)
     known = [station.hello for station in network.stations if station.incarnation]
     kernels = "+".join(sorted({hello.kernels for hello in known}))
     numerics = [hello.numerics for hello in known]
-    chosen: dict[str, object] = {"route": options.route, "coalesce": options.coalesce, **exactness_options(options.kv)}
+    chosen: dict[str, object] = {"route": options.route, "coalesce": options.coalesce, **kv}
     seeding = network.seeding
     if seeding.is_on and not (seeding.mode == "live" and network.bundle.card.residual in BUILT_FOR_LIVE):
         chosen["pair_x"] = seeding.mode  # a model that was built for live seeds is run as it was built

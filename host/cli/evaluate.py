@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from .failure import UsageError
 from .groups import CacheOptions, EngineOptions, with_groups
 from .options import AsJson, KvMode
 from .texts import read_file
@@ -44,21 +46,30 @@ def evaluate(
     """Measure KV options on texts: perplexity, recall, KL and agreement with the exact cache, rates, bytes.
 
     Two sessions are fed in step, one with the exact cache. Recall is how much worse passages repeated from early in the
-    context are predicted: perplexity on ordinary text hides lost context.
+    context are predicted: perplexity on ordinary text hides lost context. With --o1 a third one has sinks and a window
+    of equal bytes, and a report is kept: where it shows a gain, --o1 needs no --approximate on this model.
     """
     from .engine import prepare_engine
     from .loop import run_async
-    from .output import print_json
+    from .output import note, print_json
 
     engine.check()
     cache.check()
     texts = [read_file(path) for path in files]
+    if cache.o1 is not None:
+        if against != "f32":
+            raise UsageError(f"--o1 and --against {against} contradict each other: it is proved beside the exact cache")
+        cache = msgspec.structs.replace(cache, approximate=True)  # to measure it is no use of it
     open_engine = prepare_engine(engine, cache)
     about, found = run_async(_measure(open_engine, engine, texts, context, tokens, against))
     if as_json:
-        print_json({**about, "files": [str(path) for path in files], **msgspec.to_builtins(found)})
+        about |= {"files": [str(path) for path in files]} | ({"window": found[1]} if len(found) > 1 else {})
+        print_json(msgspec.to_builtins({**about, **msgspec.structs.asdict(found[0])}))
     else:
         _show(found)
+        if "proof" in about:
+            verdict = "permitted without --approximate" if about["proof"]["wins"] else "refused without --approximate"
+            note(f"--o1 is {verdict} on this model: {about['proof']['says']} ({about['proof']['path']})")
 
 
 async def _measure(
@@ -68,9 +79,10 @@ async def _measure(
     context: int,
     tokens: int,
     against: str,
-) -> tuple[dict[str, Any], Evaluation]:
-    from host.evaluate import evaluate, texts_to_windows
+) -> tuple[dict[str, Any], list[Evaluation]]:
+    from host.evaluate import evaluate, prove, texts_to_windows
     from host.kv_options import make_kv_options
+    from host.overlay_proof import proofs_folder, save_proof
 
     from .progress import starting
 
@@ -80,18 +92,28 @@ async def _measure(
         ids = [engine.tokenize(text)[:tokens] for text in texts]
         windows = texts_to_windows(ids, context, engine.card.context_length)
         option, exact = engine.network.kv, make_kv_options(kv=against)
+        setting, about = engine.setting, {"context": context, "tokens": [len(text) for text in ids]}
+        exactness = setting.exactness
         with _progress_bar(f"{option} beside {exact}") as progress:
-            (found,) = await evaluate(engine, windows, [option], against=exact, progress=progress)
-        setting = engine.setting
-        about = {
+            if option.o1 is None:
+                found = await evaluate(engine, windows, [option], against=exact, progress=progress)
+            else:
+                proof, *found = await prove(engine, windows, option, ids, progress=progress)
+                path = save_proof(proofs_folder(os.environ), proof)
+                about["proof"] = {
+                    **msgspec.to_builtins(proof),
+                    "wins": proof.wins,
+                    "says": str(proof),
+                    "path": str(path),
+                }
+                exactness = msgspec.structs.replace(exactness, model="certified" if proof.wins else "approximate")
+        about |= {
             "model": engine.card.name,
             "plan": setting.plan,
             "route": setting.route,
             "kernels": setting.kernels,
             "transport": setting.transport,
-            "exactness": msgspec.to_builtins(setting.exactness),
-            "context": context,
-            "tokens": [len(text) for text in ids],
+            "exactness": msgspec.to_builtins(exactness),
         }
         return about, found
 
@@ -109,12 +131,13 @@ def _progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _show(found: Evaluation) -> None:
-    """A table on stdout of both caches, and how one compares with the other on stderr."""
+def _show(evaluations: list[Evaluation]) -> None:
+    """A table on stdout of all caches, and on stderr how the first compares with the exact one."""
     from .output import note, print_table
 
     columns = ("kv", "ppl", "recall ppl", "KV bytes", "prefill tok/s", "decode tok/s")
-    print_table(columns, [_cells(found.exact), _cells(found.option)])
+    found = evaluations[0]
+    print_table(columns, [_cells(found.exact), *(_cells(one.option) for one in evaluations)])
     note(
         f"PPL {_figure(found.delta_ppl_percent, '+.2f')} % · recall ×{_figure(found.recall, '.3f')} · "
         f"KL {_figure(found.kl, '.2g')} · same likeliest token {_figure(found.top1, '.4f')} · "

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 from aeonflow.kv_options import KvOptions
 from aeonflow.tensors import Want
 
 from ..engine import Engine
 from ..errors import InvalidRequestError
-from .report import Evaluation, Rows, evaluation, side
+from .report import Evaluation, Rows, Side, evaluation, side
 from .score import Baseline, Comparison
 from .track import MAX_ROWS, Pace, Track, open_track
 from .windows import Window, check_context, windows_of
@@ -37,6 +37,20 @@ def texts_to_windows(texts: Sequence[Sequence[int]], context: int, context_lengt
     return windows
 
 
+class Measured(NamedTuple):
+    """What sessions in lock step scored over `windows`; the one that others are compared with comes first."""
+
+    windows: Sequence[Window]
+    sides: list[Side]
+    rows: list[Rows]
+
+    def evaluations(self) -> list[Evaluation]:
+        """One for each option beside the first session."""
+        first, exact = self.rows[0], self.sides[0]
+        pairs = zip(self.rows[1:], self.sides[1:], strict=True)
+        return [evaluation(self.windows, rows, first, side, exact) for rows, side in pairs]
+
+
 async def evaluate(
     engine: Engine,
     windows: Sequence[Window],
@@ -50,17 +64,20 @@ async def evaluate(
     All sessions are on `engine`, whose own KV options do not matter; it must have nothing else to do. Raises what
     stations say: options they refuse, a lost station.
     """
-    kinds = (against or KvOptions(), *options)
+    measured = await measure(engine, windows, (against or KvOptions(), *options), progress=progress)
+    return measured.evaluations()
+
+
+async def measure(
+    engine: Engine, windows: Sequence[Window], kinds: Sequence[KvOptions], *, progress: Progress
+) -> Measured:
+    """Sessions of `kinds` in lock step, compared with the first of them; otherwise as `evaluate`."""
     run = _Run(engine, windows, kinds, progress)
     for window in windows:
         await run.window(window)
-    exact, *others = (
-        side(kv.shown(), windows, rows, num_bytes, pace)
-        for kv, rows, num_bytes, pace in zip(kinds, run.rows, run.kv_bytes, run.paces, strict=True)
-    )
-    return [
-        evaluation(windows, rows, run.rows[0], side, exact) for rows, side in zip(run.rows[1:], others, strict=True)
-    ]
+    columns = zip(kinds, run.rows, run.kv_bytes, run.paces, strict=True)
+    sides = [side(kv.shown(), windows, rows, num_bytes, pace) for kv, rows, num_bytes, pace in columns]
+    return Measured(windows, sides, run.rows)
 
 
 class _Run:

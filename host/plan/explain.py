@@ -57,6 +57,7 @@ TABLE: tuple[Effect, ...] = (
     Effect("kv_evict", "born", "exact", "approximate", "what attention has read most stays, with sinks and the newest"),
     Effect("kv_evict", "recent", "exact", "approximate", "the newest stay, and the sinks"),
     Effect("kv_sink", ANY, "exact", "approximate", "first rows that never leave"),
+    Effect("o1", "certified", "bounded", "certified", "landmarks, shown on this model to beat a window of equal bytes"),
     Effect("o1", ANY, "bounded", "approximate", "landmarks for old rows, summed by numpy; needs --approximate"),
     Effect("window", ANY, "exact", "approximate", "a query sees the newest rows only, older ones are dropped"),
     Effect("kv_exact_recent", "0", "exact", "approximate", "no exact rows beside coded ones: q8's KL grows with depth"),

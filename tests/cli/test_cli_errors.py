@@ -58,7 +58,7 @@ USAGE = [
     ("plan trisplit --model tiny --rtt-ms inf", "less than or equal to 60000, found 'inf'"),
     ("explain --kv q3", "'q3' is not one of 'f32', 'f16', 'q8', 'q8k', 'q8v', 'q4'"),
     ("explain --kv q4 --kv-max 1000", "kv_max=1000 and kv=q4 contradict each other"),
-    ("explain --o1 m=32", "--approximate uses them all the same"),
+    ("explain --o1 m=2", "m=2, w=128, sink=4: m is 4 to 1024"),
     ("explain --threads 0", "greater than or equal to 1, found '0'"),
     ("explain --max-tokens 0", "max_tokens 0: a whole number of at least 1"),
     ("explain --temperature -1", "temperature -1.0: a number from 0 to 100"),

@@ -52,6 +52,21 @@ def test_without_json_there_is_a_row_for_each_cache(aeonflow: Run, text: Path) -
     assert "of the bytes" in ended.err
 
 
+def test_o1_is_measured_beside_a_window_of_equal_bytes_and_the_report_decides(aeonflow: Run, text: Path) -> None:
+    overlay = ("--model", "tiny", "--kernels", "reference", "--o1", "m=4,w=16,sink=2")
+    before = aeonflow("run", "hello", *overlay, "--max-tokens", "2")
+    assert "no report shows" in before.err
+    ended = aeonflow("eval", str(text), *overlay, "--context", "256", "--tokens", "600", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["window"]["option"]["kv"] == {"kv": "f32", "max_rows": 128, "evict": "recent", "sink": 2}
+    wins = found["proof"]["wins"]
+    assert found["exactness"]["model"] == ("certified" if wins else "approximate")
+    after = aeonflow("run", "hello", *overlay, "--max-tokens", "2")
+    assert (after.code == 0) is wins, after.err
+    assert wins or f"KL {found['proof']['kl']:.3g} against" in after.err
+
+
 @pytest.mark.parametrize("command", [run, chat, evaluate, explain])
 def test_every_kv_option_is_taken_wherever_one_is(command: Callable[..., None]) -> None:
     own = inspect.signature(command).parameters

@@ -9,7 +9,7 @@ import pytest
 from aeonflow.errors import BadMessageError
 from aeonflow.kv_options import Barrier, KvOptions, parse_kv_options
 from aeonflow.tensors import Want
-from host.errors import InvalidRequestError, UnsupportedOptionError
+from host.errors import InvalidRequestError
 from host.kv_options import make_kv_options, parse_overlay
 from stations.models.folder import ModelFolder
 
@@ -100,11 +100,6 @@ async def test_bytes_stay_the_same_once_layers_are_sealed_and_heads_are_reported
         assert 0 <= station["stats"]["overlay_far_heads"] <= 16
         engine.network.close_session(sequence)
     assert core.sessions.reserved_bytes == 0
-
-
-def test_an_overlay_is_refused_without_approximate_and_says_why() -> None:
-    with pytest.raises(UnsupportedOptionError, match=r"not shown on this model .* --approximate"):
-        make_kv_options(o1=OVERLAY)
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,10 @@ async def test_a_cell_tells_hops_layers_tokens_and_what_the_formula_says(tiny_mo
     assert report["acceptance"] is None
     assert report["formula_ratio"] > 0.9
     written, problem = write_cell(measured, tmp_path / "out")
-    assert problem == ""
-    assert {path.name for path in written} == {"cell.json", "timeline.html", "timeline.png", "trace.json"}
+    assert {"cell.json", "timeline.html", "trace.json"} <= {path.name for path in written}
     assert json.loads((tmp_path / "out" / "cell.json").read_text()) == report
+    pytest.importorskip("matplotlib", reason="extra `plots`")
+    assert problem == ""
     assert (tmp_path / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -14,7 +14,6 @@ import msgspec
 from blake3 import blake3
 
 from aeonflow.kv_options import MIN_MAX_ROWS, KvOptions, OverlayOptions
-from aeonflow.kv_sizes import sealed_bytes
 
 from .errors import InvalidRequestError, UnsupportedOptionError
 from .fleet.state import cache_root
@@ -63,7 +62,7 @@ def equal_window(o1: OverlayOptions, context: int, model: Geometry) -> KvOptions
     """
     row = 2 * 4 * model.num_kv_heads * model.head_dim
     sealed = model.num_layers if o1.layers is None else len(o1.layers)
-    bytes_of = sealed * sealed_bytes(o1, model.num_heads, model.num_kv_heads, model.head_dim)
+    bytes_of = sealed * _state_bytes(o1, model)
     bytes_of += (model.num_layers - sealed) * context * row
     held = bytes_of / (model.num_layers * row)
     rows = round(held / _KEPT_SHARE)
@@ -129,6 +128,14 @@ def is_certified(kv: KvOptions, fingerprint: str, folder: Path, *, approximate: 
         )
         raise UnsupportedOptionError(f"o1 {_text(kv.o1)}: {why}; --approximate uses it all the same")
     return False
+
+
+def _state_bytes(o1: OverlayOptions, model: Geometry) -> int:
+    """Bytes of a sealed layer: sinks, window and landmarks of its groups, sums and scratch of its heads."""
+    head_dim, per_kv = model.head_dim, model.num_heads // model.num_kv_heads
+    far = o1.m * head_dim + per_kv * (2 * o1.m * head_dim + 2 * o1.m + o1.m * o1.m)
+    scratch = per_kv * (o1.sink + o1.w + 3 * o1.m)
+    return 4 * model.num_kv_heads * (2 * (o1.sink + o1.w) * head_dim + far + scratch)
 
 
 def _path(folder: Path, fingerprint: str, o1: OverlayOptions) -> Path:

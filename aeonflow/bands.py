@@ -45,6 +45,13 @@ def is_seed(stream_id: int) -> bool:
     return SEED_FIRST <= stream_id <= SEED_LAST
 
 
+# Who takes the seeds of a Fano line: attn 123 and 145, gate_up 246 and 347 of seeded passes, the head 257.
+_SEED_RECEIVERS = {0: "attn", 1: "attn", 3: "gate_up", 4: "head", 5: "gate_up"}
+RECEIVERS: dict[int, str] = STREAM_ROLES | {
+    SEED_FIRST | line << 1 | orientation: role for line, role in _SEED_RECEIVERS.items() for orientation in (0, 1)
+}  # role that tensors of a stream are for
+
+
 def seed_stream(line: int, orientation: int) -> int:
     """Stream id of a residual seed on Fano `line` (0–6) with `orientation` (0 plus, 1 minus)."""
     if not 0 <= line <= 6 or orientation not in (0, 1):

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
-from .bands import STREAM_ROLES
+from .bands import RECEIVERS
 from .frames import HEADER_BYTES, Buffer
 from .messages import TraceEvent
 from .tensors import PREFIX, PREFIX_BYTES
@@ -52,12 +52,12 @@ class Recorder:
 
     def received(self, began_s: float, stream: int, flags: int, payload: Buffer) -> None:
         """A message was handled, from `began_s` until now. Anything but tensors is passed over."""
-        if stream in STREAM_ROLES and len(payload) >= PREFIX_BYTES:
+        if stream in RECEIVERS and len(payload) >= PREFIX_BYTES:
             self._message(_RECEIVE, began_s, stream, flags, payload, len(payload), "")
 
     def sent(self, began_s: float, stream: int, flags: int, pieces: Sequence[Buffer], place: str) -> None:
         """A message was framed for `place` (a url, empty: a host) from `began_s` until now."""
-        if stream in STREAM_ROLES and len(pieces[0]) >= PREFIX_BYTES:
+        if stream in RECEIVERS and len(pieces[0]) >= PREFIX_BYTES:
             self._message(_SEND, began_s, stream, flags, pieces[0], sum(len(piece) for piece in pieces), place)
 
     def take(self, count: int) -> tuple[TraceEvent, ...]:

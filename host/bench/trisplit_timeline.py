@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aeonflow.bands import STREAM_ROLES
+from aeonflow.bands import RECEIVERS
 from aeonflow.messages import TraceEvent
 from aeonflow.tensors import Port
 from aeonflow.trace import What
@@ -20,7 +20,7 @@ from ..trace import Recording
 T = TypeVar("T", "Box", "Line")
 
 ROLES = ("host", "embed", "attn", "gate_up", "down", "ffn", "block", "head")
-ROLE_OF_STREAM = {stream: ROLES.index(role) for stream, role in STREAM_ROLES.items()}
+ROLE_OF_STREAM = {stream: ROLES.index(role) for stream, role in RECEIVERS.items()}
 
 
 class Lane(msgspec.Struct, frozen=True):

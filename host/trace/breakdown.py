@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from aeonflow.bands import HEAD, STREAM_ROLES
+from aeonflow.bands import HEAD, RECEIVERS
 from aeonflow.messages import TraceEvent
 from aeonflow.trace import What
 
@@ -104,7 +104,7 @@ def break_down(recording: Recording, wanted: Callable[[TraceEvent], bool]) -> Br
             if event.what == What.SEND:
                 send_s += event.ended_s - event.began_s
             else:
-                _add(per_role.setdefault(STREAM_ROLES[event.stream], RoleTime()), event, (index, event.batch), batches)
+                _add(per_role.setdefault(RECEIVERS[event.stream], RoleTime()), event, (index, event.batch), batches)
     answers = [event for event in host if event.what == What.RECEIVE]
     accounted_s = sum(one.pass_compute_s + one.queue_s for one in per_role.values())
     accounted_s += _seconds(event for event in answers if event.stream != HEAD)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aeonflow.bands import STREAM_ROLES
+from aeonflow.bands import RECEIVERS
 from aeonflow.frames import Flags
 from aeonflow.messages import TraceEvent
 from aeonflow.tensors import Kind, Port
@@ -86,7 +86,7 @@ def _spans(track: Track) -> Iterator[Span]:
     for shared in batches.values():
         first = shared[0]
         args = {
-            "role": STREAM_ROLES[first.stream],
+            "role": RECEIVERS[first.stream],
             "layer": first.layer,
             "rows": sum(event.rows for event in shared),
             "passes": [_pass(event) for event in shared],
@@ -174,7 +174,7 @@ def _name(event: TraceEvent) -> str:
 def _args(event: TraceEvent) -> dict[str, Any]:
     if event.what in (What.SAMPLE, What.WAIT):
         return _pass(event)
-    args = {**_pass(event), "role": STREAM_ROLES[event.stream], "layer": event.layer, "bytes": event.num_bytes}
+    args = {**_pass(event), "role": RECEIVERS[event.stream], "layer": event.layer, "bytes": event.num_bytes}
     if event.what == What.SEND:
         args["to"] = event.place or "host"
     if marks := Flags(event.flags) & ~Flags.FIN:
@@ -183,7 +183,7 @@ def _args(event: TraceEvent) -> dict[str, Any]:
 
 
 def _place(event: TraceEvent) -> str:
-    role = STREAM_ROLES[event.stream]
+    role = RECEIVERS[event.stream]
     if role not in ("embed", "head"):
         role += f" {event.layer}" if event.hi == event.layer else f" {event.layer}-{event.hi}"
     # A message has its sender's part, which is no part of where it goes.

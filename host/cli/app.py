@@ -13,6 +13,7 @@ from .doctor import doctor
 from .evaluate import evaluate
 from .fleets import down, logs, status, up
 from .models import app as models
+from .pairx import app as pairx
 from .planning import explain, plan
 from .pull import pull
 from .run import run
@@ -62,3 +63,4 @@ app.command(rich_help_panel=LOOKING)(plan)
 app.command(rich_help_panel=LOOKING)(explain)
 app.command("eval", rich_help_panel=LOOKING)(evaluate)
 app.add_typer(bench, name="bench", rich_help_panel=LOOKING)
+app.add_typer(pairx, name="pairx", rich_help_panel=LOOKING)

@@ -5,11 +5,12 @@ The host never imports station code; this is how its commands reach it.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -24,9 +25,13 @@ def station_command(verb: str, arguments: Sequence[str]) -> list[str]:
 
 
 def run_verb(
-    verb: str, arguments: Sequence[str], *, on_progress: Callable[[dict[str, Any]], None] | None = None
+    verb: str,
+    arguments: Sequence[str],
+    *,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    given: bytes | None = None,
 ) -> dict[str, Any]:
-    """Run a verb to its end; returns its `result` event.
+    """Run a verb to its end, with `given` on its stdin; returns its `result` event.
 
     Errors: CommandFailedError with the child's own error event, or its exit status and last log line.
     Ctrl-C ends the child too: it shares the terminal.
@@ -35,11 +40,16 @@ def run_verb(
     error = ""
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
-            station_command(verb, arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+            station_command(verb, arguments),
+            stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
         )
         with child:
             assert child.stdout is not None
             try:
+                if child.stdin is not None:
+                    _feed(child.stdin, given or b"")
                 for line in child.stdout:
                     event = _decoded(line)
                     kind = event.get("event")
@@ -55,6 +65,12 @@ def run_verb(
         if result is not None and child.returncode == 0:
             return result
         raise CommandFailedError(error or f"{verb}: {_ending(child.returncode)}{_last_line(log)}")
+
+
+def _feed(stdin: IO[bytes], given: bytes) -> None:
+    """All of it, unless the child ends before: then its own words say why."""
+    with contextlib.suppress(BrokenPipeError), stdin:
+        stdin.write(given)
 
 
 def _decoded(line: bytes) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def import_model(source: str, *, name: str | None = None, roles: str | None = No
         arguments += ["--name", name]
     if roles is not None:
         arguments += ["--roles", roles]
-    with _Bar() as bar:
+    with StageBar() as bar:
         result = run_verb("import", arguments, on_progress=bar.update)
     where = f"{result['name']} at {result['path']}, {human_bytes(result['bytes'])} of weights"
     note(f"already there: {where}" if result["already"] else f"imported {where}")
@@ -50,7 +50,7 @@ def pull_default_if_missing(model: str) -> None:
         import_model(model)
 
 
-class _Bar:
+class StageBar:
     """A progress bar over stages on a terminal; one line a stage elsewhere."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class _Bar:
             self._progress = Progress(*columns, console=self._console)
             self._context = self._progress
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> StageBar:
         self._context.__enter__()
         return self
 

@@ -135,9 +135,27 @@ def _layers(pair_x: PairX, plan: Plan, report: ProbeReport | None) -> tuple[int,
             )
         ranked = [layer for layer in report.ranking if layer in possible]
         return tuple(sorted(ranked[: wanted.count]))
-    if pair_x.mode == "draft":
-        return tuple(layer for layer in possible if layer > DRAFT_FORK) or possible
+    if pair_x.mode == "draft" and pair_x.layers is None:
+        return _draft_layers(possible, plan.num_layers, report)
     return possible
+
+
+def _draft_layers(possible: tuple[int, ...], num_layers: int, report: ProbeReport | None) -> tuple[int, ...]:
+    """The layers that a draft seeds unless told: those that make it fastest by the report, else all above layer 1."""
+    if report is not None:
+        sets = [one for one in report.sets if set(one.layers) <= set(possible) and len(one.layers) > num_layers // 2]
+        if sets:
+            return max(sets, key=lambda one: draft_gain(one.alpha, len(one.layers), num_layers)).layers
+    return tuple(layer for layer in possible if layer > DRAFT_FORK) or possible
+
+
+def draft_gain(alpha: float, num_seeded: int, num_layers: int) -> float:
+    """How many times faster a pipelined draft makes decoding where hops are all that counts: 1 / (1 − α(1 − ρ)).
+
+    ρ, the way of a draft in ways of a canonical pass of 3n + 3 hops: two hops a seeded layer and three an unseeded one.
+    """
+    hops = 2 * num_layers + 4 + (num_layers - 1 - num_seeded)
+    return 1.0 / (1.0 - alpha * (1.0 - hops / (3 * num_layers + 3)))
 
 
 def _span(layers: Sequence[int]) -> str:

@@ -1,0 +1,83 @@
+"""`aeonflow pairx probe`: which layers bear a residual seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from .options import AsJson, Model
+from .texts import read_file
+
+if TYPE_CHECKING:
+    from host.pairx.report import ProbeReport
+
+app = typer.Typer(help="Residual seeds (Pair X) of a model.", no_args_is_help=True)
+
+DEFAULT_TOKENS, DEFAULT_NEW_TOKENS = 512, 48
+
+
+@app.callback()
+def pairx() -> None:
+    """Residual seeds (Pair X) of a model."""
+
+
+@app.command()
+def probe(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE…]", help="Texts, UTF-8 (default: those shipped).")
+    ] = None,
+    model: Model = None,
+    seed: Annotated[Literal["h", "x"], typer.Option(help="What a seed is: h past attention, x before it.")] = "h",
+    tokens: Annotated[int, typer.Option(metavar="N", min=2, help="At most so many of each text.")] = DEFAULT_TOKENS,
+    new_tokens: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Tokens of each answer that is drafted again.")
+    ] = DEFAULT_NEW_TOKENS,
+    as_json: AsJson = False,
+) -> None:
+    """Measure for every layer what a residual seed in place of its input does, and keep the report.
+
+    --pair-x-layers auto:K takes the K least harmed, and --pair-x draft leaves out what harms it most.
+    """
+    from host.pairx.probe import gather_material, shipped_texts, to_report
+    from host.pairx.report import save_report
+
+    from .children import run_verb
+    from .loop import run_async
+    from .model import ready_model
+    from .output import note, print_json
+    from .pull import StageBar
+
+    name = ready_model(model).name
+    texts = [read_file(path) for path in files] if files else shipped_texts()
+    material = run_async(gather_material(name, texts, tokens=tokens, new_tokens=new_tokens))
+    with StageBar() as bar:
+        found = run_verb("seeded", [name, "--seed", seed], on_progress=bar.update, given=material.to_verb)
+    report = to_report(found)
+    path = save_report(report)
+    if as_json:
+        import msgspec
+
+        print_json({**msgspec.to_builtins(report), "path": str(path)})
+    else:
+        _show(report)
+        note(f"report in {path}")
+
+
+def _show(report: ProbeReport) -> None:
+    from .output import print_table
+
+    layers = [
+        [
+            str(one.layer), f"{one.max_abs:.4g}", f"{one.relative:.4f}", f"{one.top1:.3f}", f"{one.kl:.4f}",
+            f"{one.perplexity_ratio:.3f}", f"{one.alpha:.3f}",
+        ]
+        for one in report.layers
+    ]  # fmt: skip
+    print_table(["layer", "max_abs", "relative", "top-1", "KL", "perplexity ×", "α"], layers)
+    sets = [
+        [str(len(one.layers)), f"{one.top1:.3f}", f"{one.kl:.4f}", f"{one.perplexity_ratio:.3f}", f"{one.alpha:.3f}"]
+        for one in report.sets
+    ]
+    print_table(["least harmed layers", "top-1", "KL", "perplexity ×", "α"], sets)

@@ -1,0 +1,61 @@
+"""`aeonflow pairx probe`: how much each layer of a model is harmed when its attention takes a residual seed.
+
+The host chooses texts and lets the plain model answer prompts; a child of the stations' package runs the passes. The
+report is kept below AEONFLOW_HOME, bound to the model's fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from ..bench.prompts import load_prompts
+from ..engine import Engine
+from ..errors import HostError
+from .report import REPORT_VERSION, ProbeReport
+
+PROMPT_SETS = ("chat", "edit")
+PROMPTS_A_SET = 6  # answered by the plain model; their rows are drafted again
+
+
+class Material(msgspec.Struct, frozen=True):
+    """What a probe is run on: texts, and answers of the plain model, as token ids."""
+
+    texts: list[list[int]]
+    answers: list[dict[str, list[int]]]
+
+    @property
+    def to_verb(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def shipped_texts() -> list[str]:
+    """Three pages of prose that come with the host."""
+    folder = resources.files(__package__).joinpath("texts")
+    return [path.read_text("utf-8") for path in sorted(folder.iterdir(), key=lambda path: path.name)]
+
+
+async def gather_material(model: str, texts: Sequence[str], *, tokens: int, new_tokens: int) -> Material:
+    """The first `tokens` of each text, and `new_tokens` answered greedily to each shipped prompt."""
+    async with Engine.launch(model=model) as engine:
+        limit = min(tokens, engine.card.context_length)
+        ids = [engine.tokenize(text)[:limit] for text in texts]
+        answers = []
+        for name in PROMPT_SETS:
+            for prompt in load_prompts(name).texts[:PROMPTS_A_SET]:
+                found = await engine.generate(prompt, max_tokens=new_tokens).collect()
+                answers.append({"prompt": list(found.prompt_ids), "answer": list(found.token_ids)})
+    if short := [len(one) for one in ids if len(one) < 2]:
+        raise HostError(f"a text of {short[0]} tokens: at least 2 are needed")
+    return Material(ids, answers)
+
+
+def to_report(found: dict[str, Any]) -> ProbeReport:
+    """The verb's result as a report made now."""
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    fields = {name: value for name, value in found.items() if name in ProbeReport.__struct_fields__}
+    return msgspec.convert({**fields, "version": REPORT_VERSION, "made": made}, ProbeReport)

@@ -1,0 +1,121 @@
+"""The probe: each layer seeded alone, then the least harmed ones together. Progress is counted in forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.shadows import difference
+from ..kernels.base import Backend
+from ..models.card import ModelCard
+from .scores import Scores, choices, score
+from .seeded import Seeded
+
+SET_SIZES = (2, 4, 8, 16, 24)  # of the least harmed layers, and all of them
+MAX_LEFT_OUT = 6  # of the most harmed layers: what a draft may leave unseeded
+
+Progress = Callable[[str, int, int], None]
+Answers = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+class _Effect:
+    """What a set of seeded layers does: scores on the texts, right drafts on the answers."""
+
+    def __init__(self) -> None:
+        self.scores = Scores()
+        self.drafted = self.right = 0
+
+    def told(self, plain_perplexity: float) -> dict[str, Any]:
+        return {
+            "top1": self.scores.top1,
+            "kl": self.scores.mean_kl,
+            "perplexity_ratio": self.scores.perplexity / plain_perplexity,
+            "alpha": self.right / self.drafted,
+        }
+
+
+def probe(
+    backend: Backend, card: ModelCard, texts: Sequence[Sequence[int]], answers: Answers, seed: str, progress: Progress
+) -> dict[str, Any]:
+    """`layers` from 1 on, `sets` of them by `ranking` (least harmed first, by KL), sizes of the texts."""
+    plain = [Seeded(backend, card, ids) for ids in texts]
+    drafts = [(Seeded(backend, card, [*prompt, *answer[:-1]]), len(prompt) - 1) for prompt, answer in answers]
+    single = range(1, card.num_layers)
+    total = card.num_layers - 1 + len(_sizes(card.num_layers))
+    done = 0
+
+    def effect(layers: Sequence[int]) -> _Effect:
+        nonlocal done
+        found = _measure(backend, texts, plain, drafts, layers, seed)
+        done += 1
+        progress("layers", done, total)
+        return found
+
+    base = Scores()
+    for ids, text in zip(texts, plain, strict=True):
+        score(backend, base, text.x[-1][:-1], text.x[-1][:-1], _targets(ids))
+    alone = {layer: effect((layer,)) for layer in single}
+    ranking = sorted(single, key=lambda layer: (alone[layer].scores.mean_kl, layer))
+    sets = []
+    for size in _sizes(card.num_layers):
+        layers = sorted(ranking[:size])
+        sets.append({"layers": layers, **effect(layers).told(base.perplexity)})
+    return {
+        "model": card.name,
+        "fingerprint": card.fingerprint,
+        "seed": seed,
+        "num_layers": card.num_layers,
+        "num_texts": len(texts),
+        "num_tokens": base.rows,
+        "perplexity": base.perplexity,
+        "layers": [
+            {"layer": layer, **_offs(plain, layer, seed), **alone[layer].told(base.perplexity)} for layer in single
+        ],
+        "sets": sets,
+        "ranking": ranking,
+    }
+
+
+def _sizes(num_layers: int) -> list[int]:
+    """Sizes of the sets: a few, and all but the most harmed ones."""
+    most = num_layers - 1
+    return sorted({size for size in (*SET_SIZES, *range(most - MAX_LEFT_OUT, most + 1)) if 2 <= size <= most})
+
+
+def _measure(
+    backend: Backend,
+    texts: Sequence[Sequence[int]],
+    plain: Sequence[Seeded],
+    drafts: Sequence[tuple[Seeded, int]],
+    layers: Sequence[int],
+    seed: str,
+) -> _Effect:
+    found = _Effect()
+    for ids, text in zip(texts, plain, strict=True):
+        score(backend, found.scores, text.forward(layers, seed)[:-1], text.x[-1][:-1], _targets(ids))
+    for text, first in drafts:
+        rows = np.arange(first, len(text.x[-1]))
+        chosen = choices(backend, text.draft(layers, seed, rows))
+        found.drafted += len(rows)
+        found.right += int((chosen == choices(backend, text.x[-1][rows])).sum())
+    return found
+
+
+def _offs(plain: Sequence[Seeded], layer: int, seed: str) -> dict[str, float]:
+    """The seed of `layer` against its input, over the rows of all texts: the largest difference, the mean relative."""
+    pairs = [
+        difference(of[row : row + 1], text.x[layer][row : row + 1])
+        for text in plain
+        for of in (text.seed_of(layer, seed),)
+        for row in range(len(of))
+    ]
+    return {
+        "max_abs": max(max_abs for max_abs, _ in pairs),
+        "relative": float(np.mean([relative for _, relative in pairs])),
+    }
+
+
+def _targets(ids: Sequence[int]) -> Any:
+    return np.array(ids[1:], np.int64)

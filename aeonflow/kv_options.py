@@ -27,6 +27,7 @@ MASS_ROWS = 64  # rows whose attention mass is held apart until they are settled
 MIN_LANDMARKS, MAX_LANDMARKS = 4, 1024
 SEAL_SLACK = 9  # rows beyond window and sinks from which on there is a far part worth sealing
 ROWS_A_LANDMARK = 8
+UNDO_ROWS = 64  # of a sealed layer, after its last barrier: they can be taken back
 HELD_OUT_ROWS = 32  # newest rows on which overlay and window are compared before a layer is sealed
 CODED_GROUP = 32  # rows that are coded together; channels that share scales
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .kv_options import CODED_GROUP, EXACT_SINKS, MASS_ROWS, KvOptions, OverlayOptions
+from .kv_options import CODED_GROUP, EXACT_SINKS, MASS_ROWS, UNDO_ROWS, KvOptions, OverlayOptions
 
 _OPEN_ROWS = 3 * CODED_GROUP  # rows that wait, exact, until their group is coded
 
@@ -71,8 +71,11 @@ def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim:
 
 
 def overlay_bytes(o1: OverlayOptions, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of an O(1) layer beside the rows it starts with: queries kept until it is sealed, and what it is then."""
-    return 4 * o1.boundary * num_heads * head_dim + sealed_bytes(o1, num_heads, num_kv_heads, head_dim)
+    """Bytes of an O(1) layer beside the rows it starts with: queries kept until it is sealed, what it is then, and what
+    lets rows since the last barrier be taken back: sums twice, rows beyond the window."""
+    undo = num_kv_heads * 2 * UNDO_ROWS * head_dim + num_heads * (o1.m * head_dim + 2 * o1.m)
+    trace = o1.boundary * num_heads * head_dim
+    return 4 * (trace + undo) + sealed_bytes(o1, num_heads, num_kv_heads, head_dim)
 
 
 def sealed_bytes(o1: OverlayOptions, num_heads: int, num_kv_heads: int, head_dim: int) -> int:

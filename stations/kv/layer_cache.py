@@ -116,7 +116,6 @@ class LayerKvCache(AttendFamily):
             super().commit(rows)
         elif self._overlay.is_sealed:
             self._next += rows
-            self._overlay.can_take_back = rows > 0
         else:
             super().commit(rows)
             self._overlay.end_trace(rows)
@@ -131,9 +130,9 @@ class LayerKvCache(AttendFamily):
         """Take back the newest `count` rows, and any scratch. Raises RollbackError for more than can be undone."""
         count = min(count, self.pos_len)
         if count and self._overlay is not None and self._overlay.is_sealed:
-            if count == 1 and self._overlay.can_take_back:
-                self._overlay.take_back()
-                self._next -= 1
+            if self._overlay.can_take_back(count):
+                self._overlay.take_back(count)
+                self._next -= count
                 return
             raise RollbackError(f"rollback of {count} rows of a layer sealed at O(1): resume from tokens")
         if self.wire_kind is RecordKind.LINEAR:
@@ -335,7 +334,9 @@ class LayerKvCache(AttendFamily):
         return self._next, self._overlay.snapshot()
 
     def o1_mark(self) -> None:
-        """Nothing to do."""
+        """Rows of a sealed layer that come from now on can be taken back, the first `UNDO_ROWS` of them."""
+        if self._overlay is not None:
+            self._overlay.mark()
 
     def o1_restore(self, snapshot: tuple[int, list[OverlayGroup]]) -> None:
         if self._overlay is None or not self._overlay.is_sealed:

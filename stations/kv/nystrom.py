@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from aeonflow.kv_options import MIN_LANDMARKS, ROWS_A_LANDMARK, SEAL_SLACK
 
-from .memory import aligned_zeros, copied, from_tiles, padded, to_tiles
+from .memory import LANES, aligned_zeros, copied, from_tiles, padded, to_tiles
 from .streams import F32
 
 F64 = npt.NDArray[np.float64]
@@ -102,33 +102,46 @@ def core_inverse(q: F32, k: F32, scale: float) -> tuple[F32, float]:
 class FarField:
     """The far sums of some query heads of a group: landmarks, M, T and Z, as compiled code reads them (`table.py`).
 
-    T, Z and the maxima they are relative to lie in two places: what a row makes of them goes to the other one, so that
-    the newest row can be taken back. `turn` int64 [1] says which is valid.
+    T, Z and the maxima they are relative to are kept twice: as they are, and as they were at the last `mark`.
     """
 
-    __slots__ = ("_dim", "_m", "_rect", "_scale", "inverse", "keys", "level", "queries", "t", "top", "turn", "z")
+    __slots__ = ("_dim", "_m", "_rect", "_scale", "inverse", "keys", "level", "queries", "t", "top", "z")
 
-    def __init__(self, q: F32, k: F32, scale: float, rect: Rect, turn: I64) -> None:
-        """q [heads, m, dim] and k [m, dim]: the landmarks."""
-        heads, self._m, self._dim = q.shape
-        self._scale, self._rect, self.turn = np.float32(scale), rect, turn
-        wide, marks = padded(self._dim), padded(self._m)
-        self.keys, self.queries = to_tiles(k), to_tiles(q)
-        self.inverse = aligned_zeros((heads, self._m, marks), np.float32)
+    def __init__(self, heads: int, m: int, dim: int, scale: float, rect: Rect) -> None:
+        self._m, self._dim = m, dim
+        self._scale, self._rect = np.float32(scale), rect
+        wide, marks = padded(dim), padded(m)
+        self.keys = aligned_zeros((marks // LANES, wide, LANES), np.float32)
+        self.queries = aligned_zeros((heads, marks // LANES, wide, LANES), np.float32)
+        self.inverse = aligned_zeros((heads, m, marks), np.float32)
         self.level = np.zeros(heads, np.float32)
-        self.t = aligned_zeros((2, heads, self._m, wide), np.float32)
+        self.t = aligned_zeros((2, heads, m, wide), np.float32)
         self.z, self.top = (aligned_zeros((2, heads, marks), np.float32) for _ in range(2))
         self.top[:] = -np.inf
 
-    def invert(self) -> None:
-        """M and its level, from the landmarks."""
-        for head, q in enumerate(self._queries()):
-            self.inverse[head, :, : self._m], self.level[head] = core_inverse(q, self._keys(), float(self._scale))
+    def set_landmarks(self, q: F32, k: F32) -> None:
+        """Of a prompt q [heads, t, dim], k [t, dim]; and M with its level."""
+        keys = landmark_means(k, self._m)
+        self.keys[:] = to_tiles(keys)
+        for head, rows in enumerate(q):
+            queries = landmark_means(rows, self._m)
+            self.queries[head] = to_tiles(queries)
+            self.inverse[head, :, : self._m], self.level[head] = core_inverse(queries, keys, float(self._scale))
 
     @property
     def floats(self) -> int:
         """f32 values held, each of T, Z and the maxima once, padding not counted."""
         return int(self._m * self._dim + len(self.level) * head_far_floats(self._m, self._dim))
+
+    def mark(self) -> None:
+        """What `take_back` goes back to."""
+        for sums in (self.t, self.z, self.top):
+            sums[1] = sums[0]
+
+    def take_back(self) -> None:
+        """The sums as they were at the mark."""
+        for sums in (self.t, self.z, self.top):
+            sums[0] = sums[1]
 
     def _queries(self) -> F32:
         return from_tiles(self.queries, self._m, self._dim)
@@ -136,33 +149,30 @@ class FarField:
     def _keys(self) -> F32:
         return from_tiles(self.keys, self._m, self._dim)
 
-    def _sums(self, turn: int) -> tuple[F32, F32, F32]:
-        """T [heads, m, dim], Z [heads, m] and the maxima of one place."""
+    def _sums(self) -> tuple[F32, F32, F32]:
+        """T [heads, m, dim], Z [heads, m] and the maxima."""
         m = self._m
-        return self.t[turn, :, :, : self._dim], self.z[turn, :, :m], self.top[turn, :, :m]
+        return self.t[0, :, :, : self._dim], self.z[0, :, :m], self.top[0, :, :m]
 
     def add(self, k: F32, v: F32) -> None:
         """Rows k, v [n, dim] join the sums."""
-        if not len(k):
-            return
-        turn = int(self.turn[0])
-        queries, (t, z, top) = self._queries(), self._sums(turn)
+        queries = self._queries()
+        t, z, top = self._sums()
         for lo in range(0, len(k), ROWS_AT_ONCE):
             block = slice(lo, lo + ROWS_AT_ONCE)
             scores = _dots(queries[:, :, None], k[block]) * self._scale  # [heads, m, n]
             highest = np.maximum(top, scores.max(axis=2))
             kept, weights = np.exp(top - highest), np.exp(scores - highest[:, :, None])
-            z, t, top = z * kept, t * kept[:, :, None], highest
+            z *= kept
+            t *= kept[:, :, None]
+            top[:] = highest
             for j, value in enumerate(v[block]):
-                z = z + weights[:, :, j]
-                t = t + weights[:, :, j, None] * value
-        for target, value in zip(self._sums(1 - turn), (t, z, top), strict=True):
-            target[:] = value
-        self.turn[0] = 1 - turn
+                z += weights[:, :, j]
+                t += weights[:, :, j, None] * value
 
     def read(self, q: F32) -> tuple[F32, F32, F32]:
         """q [heads, dim] → numerators [heads, dim], denominators [heads], both over e^level, and the levels."""
-        t, z, top = self._sums(int(self.turn[0]))
+        t, z, top = self._sums()
         f = _dots(q[:, None], self._keys()) * self._scale
         largest = f.max(axis=1)
         f = np.exp(f - largest[:, None])
@@ -178,13 +188,11 @@ class FarField:
             mass, total = np.where(is_valid, mass, 0), np.where(is_valid[:, None], total, 0)
         return total, mass.astype(np.float32), largest - self.level + highest
 
-    def copy(self, turn: I64) -> FarField:
-        """Shares nothing but `turn`, which says the same."""
+    def copy(self) -> FarField:
         other = object.__new__(FarField)
         for name in self.__slots__:
             value = getattr(self, name)
             setattr(other, name, copied(value) if isinstance(value, np.ndarray) else value)
-        other.turn = turn
         return other
 
 

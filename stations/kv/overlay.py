@@ -40,7 +40,6 @@ class Overlay:
         self.heads = 0  # query heads of the trace that compiled code writes, 0: it writes none
         self.groups: list[OverlayGroup] = []
         self.records: I64 = np.zeros((0, GROUP_FIELDS), np.int64)  # of the groups
-        self.can_take_back = False
         self.error: str | None = None
         self.report: SealReport | None = None
         self._pass: F32 = np.zeros((0, 0), np.float32)
@@ -137,14 +136,19 @@ class Overlay:
         """One row: q [heads, dim], k and v [kv_heads, dim] → [heads, dim]."""
         per_kv = len(q) // len(self.groups)
         parts = [g.step(q[i * per_kv : (i + 1) * per_kv], k[i], v[i]) for i, g in enumerate(self.groups)]
-        self.can_take_back = True
         return np.concatenate(parts)
 
-    def take_back(self) -> None:
-        """Undo the newest row, once: `can_take_back`."""
+    def mark(self) -> None:
+        """Rows of a sealed layer that come from now on can be taken back, the first UNDO_ROWS of them."""
         for group in self.groups:
-            group.take_back()
-        self.can_take_back = False
+            group.mark()
+
+    def can_take_back(self, count: int) -> bool:
+        return all(group.can_take_back(count) for group in self.groups)
+
+    def take_back(self, count: int) -> None:
+        for group in self.groups:
+            group.take_back(count)
 
     def fail(self, reason: str) -> None:
         """Only clearing the layer lifts it."""
@@ -158,4 +162,3 @@ class Overlay:
 
     def restore(self, snapshot: list[OverlayGroup]) -> None:
         self.groups = [group.copy(record) for group, record in zip(snapshot, self.records, strict=True)]
-        self.can_take_back = False

@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from aeonflow.kv_options import HELD_OUT_ROWS
+from aeonflow.kv_options import HELD_OUT_ROWS, UNDO_ROWS
 
 from .memory import LANES, aligned_zeros, copied, from_tiles, padded, to_tiles
-from .nystrom import FarField, OverlayShape, Rect, head_far_floats, landmark_means, near_sums
+from .nystrom import FarField, OverlayShape, Rect, head_far_floats, near_sums
 from .streams import F32
 from .table import GROUP_FIELDS, GROUP_HEAD_FIELDS, SEGMENT_FIELDS, Group, GroupSegment, Segment
 
@@ -37,12 +37,12 @@ class GroupRows(NamedTuple):
 class OverlayKernels(Protocol):
     """Who computes: numpy (`PLAIN`), or a backend in the bits of its own kernels."""
 
-    def make_far(self, q: F32, k: F32, m: int, scale: float, rect: Rect, turn: I64) -> FarField:
-        """Landmarks and M of a prompt, q [heads, t, dim], k [t, dim]; no row is in the sums yet."""
+    def fill(self, group: OverlayGroup, q: F32, prompt: GroupRows) -> None:
+        """Landmarks and M of a prompt, q [far heads, t, dim] of it; its far rows join the sums in their order."""
         ...
 
-    def add(self, far: FarField, k: F32, v: F32) -> None:
-        """Rows [n, dim] join the far sums, one after the other."""
+    def replay(self, group: OverlayGroup, first: int, upto: int) -> None:
+        """Rows [first, upto) of the ring join the far sums."""
         ...
 
     def step(self, group: OverlayGroup, q: F32, k: F32, v: F32) -> F32:
@@ -57,13 +57,15 @@ class OverlayKernels(Protocol):
 class PlainKernels:
     """numpy: sums in an order of its own."""
 
-    def make_far(self, q: F32, k: F32, m: int, scale: float, rect: Rect, turn: I64) -> FarField:
-        far = FarField(np.stack([landmark_means(head, m) for head in q]), landmark_means(k, m), scale, rect, turn)
-        far.invert()
-        return far
+    def fill(self, group: OverlayGroup, q: F32, prompt: GroupRows) -> None:
+        far = group.far_field
+        far.set_landmarks(q, prompt.k)
+        rows = slice(group.shape.sink, len(prompt.k) - group.shape.window)
+        far.add(prompt.k[rows], prompt.v[rows])
 
-    def add(self, far: FarField, k: F32, v: F32) -> None:
-        far.add(k, v)
+    def replay(self, group: OverlayGroup, first: int, upto: int) -> None:
+        for row in range(first, upto):
+            group.far_field.add(*group.ring_rows(np.array([row])))
 
     def step(self, group: OverlayGroup, q: F32, k: F32, v: F32) -> F32:
         return group.step(q, k, v)
@@ -80,13 +82,13 @@ class OverlayGroup:
     """`rows` rows came so far: the first `sink` are kept, the newest in a ring, the others in the far field.
 
     `uses_far` [heads] says which heads read the far field. `exact_only`: too few rows for a far part; every row is
-    kept and the result is the plain softmax. The ring has one slot more than it needs: the newest row can be taken
-    back.
+    kept and the result is the plain softmax. The ring has UNDO_ROWS slots more than are read: so many rows after a
+    `mark` can be taken back.
     """
 
     __slots__ = (
-        "_dim", "_far", "_heads", "_ring_k", "_ring_v", "_scale", "_scratch", "_shape", "_sink_k", "_sink_v",
-        "exact_only", "record", "uses_far",
+        "_far", "_heads", "_kernels", "_marked", "_ring_k", "_ring_v", "_scratch", "_sink_k", "_sink_v",
+        "exact_only", "head_dim", "record", "scale", "shape", "uses_far",
     )  # fmt: skip
 
     def __init__(
@@ -94,34 +96,33 @@ class OverlayGroup:
         record: I64 | None = None,
     ) -> None:  # fmt: skip
         heads, rows, dim = prompt.q.shape
-        self._shape, self._scale, self._dim = shape, scale, dim
+        self.shape, self.scale, self.head_dim, self._kernels = shape, scale, dim, kernels
         self.record = np.zeros(GROUP_FIELDS, np.int64) if record is None else record
         self.exact_only = rows < shape.seal_floor
         self.uses_far = np.zeros(heads, bool) if self.exact_only else uses_far.copy()
         sink = min(shape.sink, rows)
         self._sink_k, self._sink_v = to_tiles(prompt.k[:sink]), _wide(prompt.v[:sink])
         m = shape.landmarks_at(rows)
-        self._far: FarField | None = None
-        self.record[Group.TURN] = 0
-        if self.uses_far.any():
-            self._far = kernels.make_far(prompt.q[self.uses_far], prompt.k, m, scale, shape.rect, self._turn)
-            far = slice(shape.sink, rows - shape.window)
-            kernels.add(self._far, prompt.k[far], prompt.v[far])
-        spare = 0 if self._far is not None else m * dim
-        spare += int((~self.uses_far).sum()) * head_far_floats(m, dim)
+        has_far = bool(self.uses_far.any())
+        self._far = FarField(int(self.uses_far.sum()), m, dim, scale, shape.rect) if has_far else None
+        spare = (0 if has_far else m * dim) + int((~self.uses_far).sum()) * head_far_floats(m, dim)
         size = rows + 1 if self.exact_only else shape.window + spare // (2 * dim)
-        self._ring_k = aligned_zeros((-(-(size + 1) // LANES), padded(dim), LANES), np.float32)
-        self._ring_v = aligned_zeros((size + 1, padded(dim)), np.float32)
+        slots = size + UNDO_ROWS
+        self._ring_k = aligned_zeros((-(-slots // LANES), padded(dim), LANES), np.float32)
+        self._ring_v = aligned_zeros((slots, padded(dim)), np.float32)
         kept = np.arange(max(rows - size, sink), rows)
-        self._write(kept % (size + 1), prompt.k[kept], prompt.v[kept])
+        self._write(kept % slots, prompt.k[kept], prompt.v[kept])
         self.record[Group.ROWS], self.record[Group.RING] = rows, size
         self._heads = np.concatenate([np.flatnonzero(self.uses_far), np.flatnonzero(~self.uses_far)])
         self._describe()
+        if has_far:
+            kernels.fill(self, np.ascontiguousarray(prompt.q[self.uses_far]), prompt)
+        self.mark()
 
     @property
-    def _turn(self) -> I64:
-        turn: I64 = self.record[int(Group.TURN) : int(Group.TURN) + 1]
-        return turn
+    def far_field(self) -> FarField:
+        assert self._far is not None, "no head of the group uses a far field"
+        return self._far
 
     @property
     def rows(self) -> int:
@@ -136,17 +137,17 @@ class OverlayGroup:
     @property
     def far_len(self) -> int:
         """Rows in the far field; with window and sinks they make all rows."""
-        return 0 if self._far is None else self.rows - self._shape.window - self._shape.sink
+        return 0 if self._far is None else self.rows - self.shape.window - self.shape.sink
 
     @property
     def memory_bytes(self) -> int:
         """Window, sinks, far field, and the scratch of one step: sink + window + 3 m values a head.
 
-        What lets the newest row be taken back is not state and not counted.
+        What lets rows be taken back is not state and not counted.
         """
-        dim, sink = self._dim, len(self._sink_v)
+        dim, sink = self.head_dim, len(self._sink_v)
         floats = 2 * (sink + self.window) * dim + (0 if self._far is None else self._far.floats)
-        return 4 * int(floats + len(self.uses_far) * (sink + self.window + 3 * self._shape.landmarks))
+        return 4 * int(floats + len(self.uses_far) * (sink + self.window + 3 * self.shape.landmarks))
 
     def step(self, q: F32, k: F32, v: F32) -> F32:
         """Insert one row k, v [dim], then read it with q [heads, dim] → [heads, dim]."""
@@ -154,48 +155,59 @@ class OverlayGroup:
         out = np.empty_like(q)
         if self._far is not None:
             out[self.uses_far] = near_sums(
-                q[self.uses_far], *self._near(self._shape.window), self._scale, self._far.read(q[self.uses_far])
+                q[self.uses_far], *self._near(self.shape.window), self.scale, self._far.read(q[self.uses_far])
             )
         plain = ~self.uses_far
         if plain.any():
-            out[plain] = near_sums(q[plain], *self._near(self.window), self._scale, None)
+            out[plain] = near_sums(q[plain], *self._near(self.window), self.scale, None)
         return out
 
-    def take_back(self) -> None:
-        """Undo the newest `step`. Nothing before it can be undone."""
-        self.record[Group.ROWS] -= 1
+    def mark(self) -> None:
+        """Rows that come from now on can be taken back, the first UNDO_ROWS of them."""
+        self._marked = self.rows
         if self._far is not None:
-            self._turn[0] = 1 - self._turn[0]
+            self._far.mark()
+
+    def can_take_back(self, count: int) -> bool:
+        return self.rows - self._marked <= UNDO_ROWS and self.rows - count >= self._marked
+
+    def take_back(self, count: int) -> None:
+        """Undo the newest `count` rows: what they pushed into the far field leaves it, bit for bit."""
+        self.record[Group.ROWS] -= count
+        if self._far is not None:
+            self._far.take_back()
+            self._kernels.replay(self, self._marked - self.shape.window, self.rows - self.shape.window)
+
+    def ring_rows(self, rows: I64) -> tuple[F32, F32]:
+        """K and V of rows that the ring still holds, [n, dim] each."""
+        slots = rows % len(self._ring_v)
+        return self._ring_k[slots // LANES, : self.head_dim, slots % LANES], self._ring_v[slots, : self.head_dim]
 
     def _insert(self, k: F32, v: F32) -> None:
         if self.exact_only and self.rows >= self.window:
             self._double()
         if self._far is not None:
-            leaving = np.array([(self.rows - self._shape.window) % len(self._ring_v)])
-            self._far.add(*self._read(leaving))
+            self._far.add(*self.ring_rows(np.array([self.rows - self.shape.window])))
         self._write(np.array([self.rows % len(self._ring_v)]), k[None], v[None])
         self.record[Group.ROWS] += 1
 
     def _double(self) -> None:
         """Twice the ring, while every row is kept: the slots stay what they are."""
-        k, v = self._read(np.arange(self.rows))
+        k, v = self.ring_rows(np.arange(self.rows))
         self.record[Group.RING] = 2 * self.window
-        self._ring_k, self._ring_v = to_tiles(np.concatenate([k, np.zeros_like(k)])), _wide(np.concatenate([v, v]))
+        spare = np.zeros((self.window - self.rows + UNDO_ROWS, self.head_dim), np.float32)
+        self._ring_k, self._ring_v = to_tiles(np.concatenate([k, spare])), _wide(np.concatenate([v, spare]))
         self._describe()
 
     def _write(self, slots: I64, k: F32, v: F32) -> None:
-        self._ring_k[slots // LANES, : self._dim, slots % LANES] = k
-        self._ring_v[slots, : self._dim] = v
-
-    def _read(self, slots: I64) -> tuple[F32, F32]:
-        """Rows [n, dim] of the ring."""
-        return self._ring_k[slots // LANES, : self._dim, slots % LANES], self._ring_v[slots, : self._dim]
+        self._ring_k[slots // LANES, : self.head_dim, slots % LANES] = k
+        self._ring_v[slots, : self.head_dim] = v
 
     def _near(self, window: int) -> tuple[F32, F32]:
         """Sinks and the newest `window` rows, ascending."""
         sink = len(self._sink_v)
-        k, v = self._read(np.arange(max(self.rows - window, sink), self.rows) % len(self._ring_v))
-        sinks = from_tiles(self._sink_k, sink, self._dim), self._sink_v[:, : self._dim]
+        k, v = self.ring_rows(np.arange(max(self.rows - window, sink), self.rows))
+        sinks = from_tiles(self._sink_k, sink, self.head_dim), self._sink_v[:, : self.head_dim]
         return np.concatenate([sinks[0], k]), np.concatenate([sinks[1], v])
 
     def _describe(self) -> None:
@@ -203,14 +215,14 @@ class OverlayGroup:
         record, far, marks = self.record, self._far, 0 if self._far is None else self._far.inverse.shape[1]
         tiles = len(self._sink_k) + len(self._ring_k) + 1
         self._scratch = aligned_zeros(
-            (_scratch_floats(len(self._heads), padded(self._dim), padded(marks), tiles),), "f4"
+            (_scratch_floats(len(self._heads), padded(self.head_dim), padded(marks), tiles),), "f4"
         )
-        record[Group.SINK], record[Group.WINDOW] = len(self._sink_v), self._shape.window
+        record[Group.SINK], record[Group.WINDOW] = len(self._sink_v), self.shape.window
         record[Group.SLOTS], record[Group.MARKS] = len(self._ring_v), marks
         record[Group.FAR_HEADS] = int(self.uses_far.sum())
-        record[Group.KEEPS_SIGN] = int(self._shape.rect is Rect.AGGREGATE)
+        record[Group.KEEPS_SIGN] = int(self.shape.rect is Rect.AGGREGATE)
         record[Group.HEADS] = self._heads.ctypes.data
-        record[Group.SCRATCH], record[Group.SCRATCH_BYTES] = self._scratch.ctypes.data, self._scratch.nbytes
+        record[Group.SCRATCH] = self._scratch.ctypes.data
         self._segment(GroupSegment.SINKS, self._sink_k, self._sink_v)
         self._segment(GroupSegment.RING, self._ring_k, self._ring_v)
         if far is not None:
@@ -218,7 +230,6 @@ class OverlayGroup:
             record[Group.TOP] = far.top.ctypes.data
             self._segment(GroupSegment.MARKS, far.keys, None)
             self._segment(GroupSegment.FAR, far.queries, far.t[0])
-            self._segment(GroupSegment.FAR_TURNED, far.queries, far.t[1])
             self._segment(GroupSegment.INVERSE, None, far.inverse)
 
     def _segment(self, which: GroupSegment, k: F32 | None, v: F32 | None) -> None:
@@ -239,8 +250,7 @@ class OverlayGroup:
         if record is not None:
             record[:] = self.record
             other.record = record
-        if self._far is not None:
-            other._far = self._far.copy(other._turn)
+        other._far = None if self._far is None else self._far.copy()
         other._describe()
         return other
 

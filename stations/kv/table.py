@@ -70,20 +70,18 @@ class Group(IntEnum):
     """A sealed KV group (`overlay_group.py`). Its segments follow the fields, in the order of `GroupSegment`."""
 
     ROWS = 0  # that came so far
-    TURN = 1  # which of the two places of the far sums is valid: a row goes from one to the other
-    SINK = 2  # first rows kept
-    WINDOW = 3  # newest rows that heads with a far field read
-    RING = 4  # newest rows that the others read
-    SLOTS = 5  # of the ring: row r lies in slot r mod SLOTS
-    MARKS = 6  # landmarks, 0 without a far field
-    FAR_HEADS = 7
-    KEEPS_SIGN = 8  # 0: weights below 0 become 0
-    HEADS = 9  # int64 [heads]: the query heads with a far field first, then the others
-    LEVEL = 10  # f32 [far heads]
-    Z = 11  # f32 [2, far heads, padded marks]
-    TOP = 12  # likewise
-    SCRATCH = 13
-    SCRATCH_BYTES = 14
+    SINK = 1  # first rows kept
+    WINDOW = 2  # newest rows that heads with a far field read
+    RING = 3  # newest rows that the others read
+    SLOTS = 4  # of the ring: row r lies in slot r mod SLOTS
+    MARKS = 5  # landmarks, 0 without a far field
+    FAR_HEADS = 6
+    KEEPS_SIGN = 7  # 0: weights below 0 become 0
+    HEADS = 8  # int64 [heads]: the query heads with a far field first, then the others
+    LEVEL = 9  # f32 [far heads]
+    Z = 10  # f32 [far heads, padded marks]
+    TOP = 11  # likewise
+    SCRATCH = 12
 
 
 class GroupSegment(IntEnum):
@@ -92,9 +90,8 @@ class GroupSegment(IntEnum):
     SINKS = 0
     RING = 1
     MARKS = 2  # K: landmark keys
-    FAR = 3  # K: landmark queries; V: the sums T while TURN is 0
-    FAR_TURNED = 4  # V: T while TURN is 1
-    INVERSE = 5  # V: rows of M
+    FAR = 3  # K: landmark queries; V: the sums T
+    INVERSE = 4  # V: rows of M
 
 
 NUM_GROUP_SEGMENTS = len(GroupSegment)

@@ -204,29 +204,51 @@ def test_a_sealed_layer_answers_for_every_group_and_head() -> None:
             assert np.abs(out[h] - expected).max() < 2e-3
 
 
-def test_an_o1_snapshot_is_restored_bit_for_bit_and_a_rollback_is_refused() -> None:
+def steps(layer: LayerKvCache, first: int, count: int) -> list[list[int]]:
+    """The outputs of so many rows, each made from its number."""
+    rows = [some_rows(position, 1, 4, 8)[0] for position in range(first, first + count)]
+    return [bits(layer.o1_step(r[:2].ravel(), r[2], r[3], 2)) for r in rows]
+
+
+def test_an_o1_snapshot_is_restored_bit_for_bit() -> None:
     layer = LayerKvCache(1, 8)
     layer.o1_begin(4, 8, 2, guarded=False)
     collect(layer, 60)
     assert layer.o1_seal(2)
     snapshot = layer.o1_snapshot()
-
-    def ahead() -> list[list[int]]:
-        rows = [some_rows(position, 1, 4, 8)[0] for position in range(10)]
-        return [bits(layer.o1_step(r[:2].ravel(), r[2], r[3], 2)) for r in rows]
-
-    first = ahead()
-    with pytest.raises(RollbackError, match="rollback of 3 rows of a layer sealed"):
-        layer.truncate_last(3)
-    layer.o1_restore(snapshot)
-    assert layer.pos_len == 60
-    assert ahead() == first
-    layer.o1_restore(snapshot)
-    assert ahead() == first
+    first = steps(layer, 0, 10)
+    for _ in range(2):
+        layer.o1_restore(snapshot)
+        assert layer.pos_len == 60
+        assert steps(layer, 0, 10) == first
     with pytest.raises(KvFormError, match="use o1_step"):
         layer.append(np.ones(8), np.ones(8))
     with pytest.raises(KvFormError, match=r"O\(1\) overlay has no wire record"):
         layer.export_wire()
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["far field", "window only"])
+def test_rows_since_the_last_mark_are_taken_back_bit_for_bit_and_no_others(guarded: bool) -> None:
+    layer, plain = LayerKvCache(1, 8), LayerKvCache(1, 8)
+    for one in (layer, plain):
+        one.o1_begin(4, 8, 2, guarded=guarded)
+        collect(one, 60)
+        assert one.o1_seal(2)
+    expected = steps(plain, 0, 120)
+    assert steps(layer, 0, 30) == expected[:30]
+    layer.o1_mark()
+    for wrong in (1, 7, 64, 0):
+        assert steps(layer, 30, 64 - wrong) == expected[30 : 94 - wrong]
+        steps(layer, 1000, wrong)
+        layer.truncate_last(64)
+        assert layer.pos_len == 90
+    with pytest.raises(RollbackError, match="rollback of 1 rows of a layer sealed"):
+        layer.truncate_last(1)
+    assert steps(layer, 30, 50) == expected[30:80]
+    layer.truncate_last(20)
+    assert steps(layer, 60, 60) == expected[60:]
+    with pytest.raises(RollbackError, match="rollback of 3 rows of a layer sealed"):
+        layer.truncate_last(3)  # more rows since the mark than the ring holds beside those that are read
 
 
 def test_rejected_rows_leave_no_trace_in_the_query_trace() -> None:

@@ -54,23 +54,33 @@ async def test_wrong_rows_before_the_seal_leave_no_trace(model: ModelFolder, pla
         assert await speculated(engine, prompt, expected.tokens, chunk=7, seed=5) == expected
 
 
-async def test_the_newest_row_of_a_sealed_layer_can_be_taken_back_and_no_other(
+async def test_rows_of_a_sealed_layer_since_its_last_barrier_can_be_taken_back_and_no_others(
     model: ModelFolder, plain: Plain
 ) -> None:
-    expected = plain.generated(options_of(KEYWORDS), tokens=1)
+    prompt = [*PROMPT, *PROMPT][: BOUNDARY + 70]
+    expected = plain.generated(options_of(KEYWORDS), prompt, tokens=1)
     async with engine_on("layers:2", model, **KEYWORDS) as engine:
         sequence = await engine.network.open(300)
-        assert sequence.barriers == (Barrier(BOUNDARY), Barrier(BOUNDARY, 1))
+        assert sequence.barriers == (Barrier(BOUNDARY), Barrier(BOUNDARY, 64))
         host = Asked(sequence)
-        await host.prefill(PROMPT[:-1], 100)
-        await host.send([3], Want.LAST)
-        sequence.restart(len(PROMPT) - 1)
+        await host.prefill(prompt[:-4], 100)
+        await host.send([3, 1, 4, 1, 5], Want.LAST)
+        sequence.restart(len(prompt) - 4)
         assert not sequence.is_cut_too_deep
-        answer = await host.send(PROMPT[-1:], Want.LAST)
+        answer = await host.send(prompt[-4:], Want.LAST)
         assert answer.logits is not None
         assert int(answer.logits[-1].argmax()) == expected.tokens[0]
-        sequence.restart(len(PROMPT) - 2)
+        sequence.restart(BOUNDARY + 64)
+        assert not sequence.is_cut_too_deep
+        sequence.restart(BOUNDARY + 63)
         assert sequence.is_cut_too_deep
+
+
+async def test_drafts_behind_the_seal_leave_no_trace(model: ModelFolder, plain: Plain) -> None:
+    prompt = PROMPT[:110]
+    expected = plain.generated(options_of(KEYWORDS), prompt, 60)
+    async with engine_on("layers:2", model, **KEYWORDS) as engine:
+        assert await speculated(engine, prompt, expected.tokens, chunk=7, seed=6) == expected
 
 
 async def test_edited_history_is_computed_anew(model: ModelFolder, plain: Plain) -> None:

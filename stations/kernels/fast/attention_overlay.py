@@ -19,7 +19,7 @@ from .limits import MAX_QUERIES
 from .machine import copy_bytes, copy_row, field, load_f32, set_field, store_f32
 from .vector import LANES
 
-_ROWS, _TURN, _SINK, _WINDOW = int(Group.ROWS), int(Group.TURN), int(Group.SINK), int(Group.WINDOW)
+_ROWS, _SINK, _WINDOW = int(Group.ROWS), int(Group.SINK), int(Group.WINDOW)
 _RING, _SLOTS, _MARKS, _FAR_HEADS = int(Group.RING), int(Group.SLOTS), int(Group.MARKS), int(Group.FAR_HEADS)
 _KEEPS_SIGN, _HEADS, _LEVEL = int(Group.KEEPS_SIGN), int(Group.HEADS), int(Group.LEVEL)
 _Z, _TOP, _SCRATCH = int(Group.Z), int(Group.TOP), int(Group.SCRATCH)
@@ -44,39 +44,40 @@ def _tiles(rows):
 
 @compiled
 def add_far(group, key, value, blocks, scale, scratch):
-    """One row, its key and value f32 [padded_dim], joins the far sums of every head: from one place to the other.
+    """One row, its key and value f32 [padded_dim], joins the far sums of every head.
 
     `scratch`: twice the padded landmarks, f32.
     """
-    marks, turn, heads = field(group, _MARKS), field(group, _TURN), field(group, _FAR_HEADS)
-    vectors, wide = _tiles(marks), blocks * VECTOR
-    far = _segment(group, _FAR + turn)
+    marks, vectors, far = field(group, _MARKS), _tiles(field(group, _MARKS)), _segment(group, _FAR)
     kept = scratch + vectors * VECTOR
-    for f in range(heads):
-        score_tiles(far, _F32, f, _FIRST, vectors, blocks, key, wide, scale, scratch, vectors * VECTOR, key, _ONE)
+    for f in range(field(group, _FAR_HEADS)):
+        score_tiles(far, _F32, f, _FIRST, vectors, blocks, key, blocks * VECTOR, scale, scratch, vectors * VECTOR, key,
+                    _ONE)  # fmt: skip
         mask_scores(scratch, vectors, 0, 0, marks, _NO_CAP, kept)
-        old, new = (turn * heads + f) * vectors * VECTOR, ((1 - turn) * heads + f) * vectors * VECTOR
-        top, z = field(group, _TOP), field(group, _Z)
-        renew_sums(scratch, vectors, top + old, z + old, top + new, z + new, kept)
-        renew_values(field(far, _V) + f * field(far, _V_STRIDE),
-                     field(_segment(group, _FAR + 1 - turn), _V) + f * field(far, _V_STRIDE), kept, scratch, marks,
-                     value, blocks)  # fmt: skip
-    set_field(group, _TURN, 1 - turn)
+        at = f * vectors * VECTOR
+        renew_sums(scratch, vectors, field(group, _TOP) + at, field(group, _Z) + at, kept)
+        renew_values(field(far, _V) + f * field(far, _V_STRIDE), kept, scratch, marks, value, blocks)
+
+
+@compiled
+def add_ring_row(group, row, blocks, scale, scratch):
+    """Row `row` of those that the ring holds joins the far sums. `scratch`: a key, then `add_far`'s."""
+    ring, slot, wide = _segment(group, _RING_ROWS), row % field(group, _SLOTS), blocks * VECTOR
+    key = field(ring, _K) + slot // LANES * wide * LANES + slot % LANES * 4
+    copy_strided(scratch, 4, key, VECTOR, blocks * LANES)
+    add_far(group, scratch, field(ring, _V) + slot * wide, blocks, scale, scratch + wide)
 
 
 @compiled
 def _insert(group, key, key_step, value, blocks, scale, scratch):
     """A row enters the ring; the one that leaves the window joins the far sums."""
-    rows, slots = field(group, _ROWS), field(group, _SLOTS)
-    ring, wide = _segment(group, _RING_ROWS), blocks * VECTOR
-    k, v = field(ring, _K), field(ring, _V)
+    rows, ring, wide = field(group, _ROWS), _segment(group, _RING_ROWS), blocks * VECTOR
     if field(group, _FAR_HEADS) > 0:
-        slot = (rows - field(group, _WINDOW)) % slots
-        copy_strided(scratch, 4, k + slot // LANES * wide * LANES + slot % LANES * 4, VECTOR, blocks * LANES)
-        add_far(group, scratch, v + slot * wide, blocks, scale, scratch + wide)
-    slot = rows % slots
-    copy_strided(k + slot // LANES * wide * LANES + slot % LANES * 4, VECTOR, key, key_step, blocks * LANES)
-    copy_bytes(v + slot * wide, value, wide)
+        add_ring_row(group, rows - field(group, _WINDOW), blocks, scale, scratch)
+    slot = rows % field(group, _SLOTS)
+    target = field(ring, _K) + slot // LANES * wide * LANES + slot % LANES * 4
+    copy_strided(target, VECTOR, key, key_step, blocks * LANES)
+    copy_bytes(field(ring, _V) + slot * wide, value, wide)
     set_field(group, _ROWS, rows + 1)
 
 
@@ -86,8 +87,7 @@ def _far_part(group, head, scores, stride, acc, blocks, top, den):
 
     `scores`: of the landmark keys; u goes behind them.
     """
-    marks, heads, turn = field(group, _MARKS), field(group, _FAR_HEADS), field(group, _TURN)
-    vectors = _tiles(marks)
+    marks, vectors = field(group, _MARKS), _tiles(field(group, _MARKS))
     u = scores + vectors * VECTOR
     start_top(top)
     mask_scores(scores, vectors, 0, 0, marks, _NO_CAP, top)
@@ -97,12 +97,12 @@ def _far_part(group, head, scores, stride, acc, blocks, top, den):
     weigh_rows(
         _segment(group, _INVERSE), _F32, head, _FIRST, marks, vectors, scores, stride, u, stride, den, u, u, _ONE
     )
-    at = (turn * heads + head) * vectors * VECTOR
+    at = head * vectors * VECTOR
     highest = highest_of(field(group, _TOP) + at, vectors)
     mass = far_weights(u, vectors, field(group, _TOP) + at, highest, field(group, _Z) + at, field(group, _KEEPS_SIGN))
     if not mass > _NO_CAP:
         return _NO_CAP
-    weigh_rows(_segment(group, _FAR + turn), _F32, head, _FIRST, marks, blocks, u, stride, acc, blocks * VECTOR, den, u,
+    weigh_rows(_segment(group, _FAR), _F32, head, _FIRST, marks, blocks, u, stride, acc, blocks * VECTOR, den, u,
                u, _ONE)  # fmt: skip
     store_f32(den, largest - load_f32(field(group, _LEVEL) + head * 4) + highest)
     return mass

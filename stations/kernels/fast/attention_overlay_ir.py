@@ -48,11 +48,11 @@ def highest_of(typing, top, vectors):
 
 
 @intrinsic
-def renew_sums(typing, scores, vectors, top, z, new_top, new_z, kept):
-    """New maxima, and Z with one row more relative to them; scores become the row's weights, `kept` what T keeps."""
+def renew_sums(typing, scores, vectors, top, z, kept):
+    """Maxima and Z with one row more, in place; scores become the row's weights, `kept` what is left of T."""
 
     def codegen(context, builder, signature, args):
-        scores, vectors, top, z, new_top, new_z, kept = args
+        scores, vectors, top, z, kept = args
         e = Emitter(builder)
         with cgutils.for_range(builder, vectors, intp=I64) as loop:
             at = builder.mul(loop.index, const_i64(VECTOR))
@@ -61,36 +61,35 @@ def renew_sums(typing, scores, vectors, top, z, new_top, new_z, kept):
             is_none = builder.fcmp_ordered("==", highest, MINUS_INFINITY)
             left = builder.select(is_none, ZERO, e.exp(builder.fsub(before, highest)))
             weight = builder.select(is_none, ZERO, e.exp(builder.fsub(score, highest)))
-            e.store(highest, new_top, at, align=VECTOR)
-            e.store(e.fma(e.load(z, at, V32, align=VECTOR), left, weight), new_z, at, align=VECTOR)
+            e.store(highest, top, at, align=VECTOR)
+            e.store(e.fma(e.load(z, at, V32, align=VECTOR), left, weight), z, at, align=VECTOR)
             e.store(left, kept, at, align=VECTOR)
             e.store(weight, scores, at, align=VECTOR)
         return context.get_dummy_value()
 
-    return types.void(_I, _I, _I, _I, _I, _I, _I), codegen
+    return types.void(_I, _I, _I, _I, _I), codegen
 
 
 @intrinsic
-def renew_values(typing, old, new, kept, weights, rows, v, blocks):
-    """new_b = weight_b · v + old_b · kept_b for `rows` rows of T, `blocks` vectors each."""
+def renew_values(typing, values, kept, weights, rows, v, blocks):
+    """values_b ← weight_b · v + values_b · kept_b for `rows` rows of T, `blocks` vectors each."""
 
     def codegen(context, builder, signature, args):
-        old, new, kept, weights, rows, v, blocks = args
+        values, kept, weights, rows, v, blocks = args
         e = Emitter(builder)
         wide = builder.mul(blocks, const_i64(VECTOR))
         with cgutils.for_range(builder, rows, intp=I64) as row:
             at = builder.mul(row.index, const_i64(4))
             left, weight = e.broadcast(kept, at), e.broadcast(weights, at)
-            start = builder.mul(row.index, wide)
-            source, target = e.at(old, start), e.at(new, start)
+            target = e.at(values, builder.mul(row.index, wide))
             with cgutils.for_range(builder, blocks, intp=I64) as block:
                 column = builder.mul(block.index, const_i64(VECTOR))
-                value = builder.fmul(e.load(source, column, V32, align=VECTOR), left)
+                value = builder.fmul(e.load(target, column, V32, align=VECTOR), left)
                 value = e.fma(e.load(v, column, V32, align=VECTOR), weight, value)
                 e.store(value, target, column, align=VECTOR)
         return context.get_dummy_value()
 
-    return types.void(_I, _I, _I, _I, _I, _I, _I), codegen
+    return types.void(_I, _I, _I, _I, _I, _I), codegen
 
 
 @intrinsic

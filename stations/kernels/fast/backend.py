@@ -28,6 +28,7 @@ from .helpers import Helpers
 from .loader import LoadedUnits
 from .model_records import I64, ModelRecords
 from .numerics import numerics_id
+from .overlay import CompiledOverlay
 from .resident import resident
 from .target import known_target
 from .units import ATTEND, LAYERS, lookup_unit, units_of
@@ -72,6 +73,7 @@ class FastKernels:
         self._call_address = self._call.ctypes.data
         self._heads: dict[tuple[int, int], tuple[PackedMatrix, I64]] = {}
         self._pinned: list[object] = []
+        self._overlay = CompiledOverlay(self.units)
 
     def embed(self, ids: U32, part: int, parts: int) -> F32:
         """ids [S] → [S, hidden]: rows of shard `part`, +0.0 where the id is another shard's."""
@@ -241,7 +243,7 @@ class FastKernels:
         for layer_spans in spans:
             for cache, first, count in layer_spans:
                 if cache.o1_collecting:
-                    cache.o1_compute_with(self.card.num_heads)
+                    cache.o1_compute_with(self.card.num_heads, self._overlay)
                 records += (cache.reserve(count), first, count)
                 keys = max(keys, cache.seq_len + count)
                 positions = max(positions, first + count)

@@ -36,6 +36,9 @@ WORK_FIELDS = 32  # WORK_EPS and WORK_SCALE hold f32 bits
 CALL_FIELDS = 16
 OP_ATTN, OP_GATE_UP, OP_DOWN, OP_FFN, OP_BLOCK, OP_HEAD, OP_NORM, OP_HELP, OP_START, OP_QUIT = range(10)
 
+# what a call on a sealed group does (`overlay_unit.py`)
+OVERLAY_FILL, OVERLAY_STEP, OVERLAY_REPLAY = range(3)
+
 # JOB: work cut into chunks. Output: rows of `width` bytes; a chunk is OUTER_ROWS rows × INNER_BYTES of them.
 (
     JOB_KIND, JOB_COUNT, JOB_ROWS, JOB_OUT, JOB_OUT_STRIDE, JOB_WIDTH, JOB_OUTER_ROWS, JOB_INNER, JOB_INNER_BYTES,

@@ -16,9 +16,10 @@ from blake3 import blake3
 from ...layout import FORMATS, weight_format
 from .limits import FORM_F32, FORM_INT8
 
-LAYERS, ATTEND = "layers", "attend"
-_NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, "product": 11, "int8": 11, "lookup": 4}
-_COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 4.0, "product": 0.9, "int8": 0.7, "lookup": 0.1}  # about, to share work out
+LAYERS, ATTEND, OVERLAY = "layers", "attend", "overlay"
+_NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, OVERLAY: 11, "product": 11, "int8": 11, "lookup": 4}
+# about, to share work out
+_COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 6.0, OVERLAY: 6.0, "product": 0.9, "int8": 0.7, "lookup": 0.1}
 STRAIGHT_FAMILIES = ("product", "int8", "lookup")  # long vector code without branches
 
 _PACKAGE = Path(__file__).parent
@@ -30,6 +31,7 @@ SOURCES = {
     LAYERS: (*_COMMON, "fields.py", "codes.py", "product.py", "int8.py", "rows.py", "rope.py", "kv_codes.py", "jobs.py",
              "pool.py", "layers.py", _KV_TABLE, *_LAYOUT),
     ATTEND: (*_COMMON, "attend_unit.py", "attention*.py", _KV_TABLE),
+    OVERLAY: (*_COMMON, "overlay_unit.py", "fields.py", "attention*.py", _KV_TABLE, "../../kv/nystrom.py"),
     "product": (*_COMMON, "codes.py", "product.py", *_LAYOUT),
     "int8": (*_COMMON, "codes.py", "product.py", "int8.py", *_LAYOUT),
     "lookup": (*_COMMON, "codes.py", "rows.py", *_LAYOUT),
@@ -96,7 +98,7 @@ def units_of(
     """Names of the units that matrices of these kinds need, the slowest to compile first."""
     kinds = sorted(set(product_kinds))
     products = tuple(product_unit(kind, activation_form(kind, is_int8=is_int8)) for kind in kinds)
-    return (LAYERS, ATTEND, *products, *(lookup_unit(kind) for kind in sorted(set(lookup_kinds))))
+    return (LAYERS, ATTEND, OVERLAY, *products, *(lookup_unit(kind) for kind in sorted(set(lookup_kinds))))
 
 
 ALL_UNITS = tuple(dict.fromkeys((*units_of(FORMATS, FORMATS), *units_of(FORMATS, is_int8=True))))
@@ -113,6 +115,10 @@ def build(name: str) -> Any:
         from .attend_unit import attend_heads
 
         return attend_heads
+    if family == OVERLAY:
+        from .overlay_unit import overlay_call
+
+        return overlay_call
     if family in ("product", "int8"):
         from .product import make_product
 

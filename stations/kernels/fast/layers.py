@@ -40,6 +40,7 @@ _ACTIVE, _QUIT = np.int64(f.POOL_ACTIVE), np.int64(f.POOL_QUIT)
 _TILE_ROWS, _ROWS_AT_ONCE = np.int64(MAX_TILE_ROWS), np.int64(ROWS_AT_ONCE)
 _MASS, _TRACE, _OVERLAY = int(Header.MASS), int(Header.TRACE), int(Header.OVERLAY)
 SHARE_MACS = 1 << 19  # a chunk is at most so many multiply-adds where threads share a job: 10 to 20 µs
+SHARES = 2  # chunks a thread of a row's product: each costs 1 µs, which 3 or 4 cost more than an idle end saves
 
 
 @kernel
@@ -60,7 +61,7 @@ def _groups_per_chunk(work, groups, blocks, rows):
     size = max(CHUNK_BYTES // (64 * at_once), 1)
     helpers = field(field(work, f.WORK_POOL), f.POOL_HELPERS)
     if helpers > 0:
-        size = min(size, max(SHARE_MACS // (blocks * 512 * at_once), 1), max(groups // (4 * (helpers + 1)), 1))
+        size = min(size, max(SHARE_MACS // (blocks * 512 * at_once), 1), max(groups // (SHARES * (helpers + 1)), 1))
     return max(min(size, groups), groups // f.MAX_CHUNKS + 1)
 
 

@@ -6,7 +6,8 @@ twice what one takes it, takes over a chunk whose helper was put aside by the sy
 So a helper may resume at any time: what it reads then is stale, but memory that exists, and nothing of it is kept.
 The caller waits only for copies that have begun, and gives up its core for nothing else.
 
-Between calls helpers spin a moment, then sleep on a condition of the C library, without Python's lock.
+Between calls helpers spin a moment, then give up their core again and again, so that they are there at once for the
+next call of a token, then sleep on a condition of the C library; never with Python's lock.
 
 Words: claim = sequence << 28 | chunks << 14 | next. A helper's slot = sequence << 28 | chunk << 2 | phase, or 0. The
 slot is written before the claim, and the job's record is copied before the slot is read again: a slot that still says
@@ -56,6 +57,7 @@ from .machine import (
 
 WORKING, COMMITTING, STOLEN = 1, 2, 3
 SPIN_NS = 20_000  # the longest spin of any wait
+LINGER_NS = 1_000_000  # how long a helper stays runnable between calls: from the head to the next token's layers
 PATIENCE_NS = 2_000  # added to twice the caller's time for a chunk before it takes one over
 _MASK = (1 << 14) - 1
 _JOB_BYTES = JOB_FIELDS * 8
@@ -150,6 +152,8 @@ def help_out(pool, helper):
         idle_since = monotonic_ns()
         while atomic_load(active) == 0 and monotonic_ns() < idle_since + SPIN_NS:
             spin_pause()
+        while atomic_load(active) == 0 and monotonic_ns() < idle_since + LINGER_NS:
+            yield_core()
         mutex_lock(mutex, 0)
         while atomic_load(active) == 0 and atomic_load(pool + POOL_QUIT * 8) == 0:
             condition_wait(condition, mutex)

@@ -89,6 +89,7 @@ def report_of(run: Run, recording: Recording, *, num_layers: int, crossing_s: fl
         "tokens_per_pass": round(formula.tokens_per_pass, 3),
         "formula": formula.to_json(token_s),
         "formula_ratio": round(token_s / formula.token_s, 4) if formula.token_s else None,
+        "between": _between(recording, decoded, passes, wires, obtained_s),
         "exactness": msgspec.to_builtins(result.exactness),
         "kernels": result.kernels,
         "transport": result.transport,
@@ -136,6 +137,25 @@ def _layer_report(passes: Sequence[Pass]) -> dict[str, Any] | None:
     if everything is None:
         return None
     return everything | {"by_layer": [round(_median(by_layer[layer]), DIGITS) for layer in sorted(by_layer)]}
+
+
+def _between(
+    recording: Recording, wanted: Any, passes: Sequence[Pass], wires: Sequence[float], obtained_s: float
+) -> dict[str, float]:
+    """Medians of what a hop takes beside delay and compute: the wire beyond the delay, taking a message in, waiting
+    for the kernel, framing and writing; `host_s`: between an answer and the next departure, once a pass."""
+    events = [event for track in recording.stations for event in track.events if wanted(event)]
+
+    def took(what: What) -> float:
+        return _median(event.ended_s - event.began_s for event in events if event.what == what)
+
+    return {
+        "wire_beyond_delay_s": round(max(0.0, _median(wires) - obtained_s), DIGITS),
+        "receive_s": round(took(What.RECEIVE), DIGITS),
+        "queue_s": round(_median(hop.queue_s for one in passes for hop in one.hops if hop.role != HOST), DIGITS),
+        "send_s": round(took(What.SEND), DIGITS),
+        "host_s": round(max(0.0, _median(b.began_s - a.ended_s for a, b in pairwise(passes))), DIGITS),
+    }
 
 
 def _wires(recording: Recording, wanted: Any) -> list[float]:

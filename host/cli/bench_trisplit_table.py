@@ -25,6 +25,8 @@ def show_cell(report: dict[str, Any]) -> None:
     print(f"formula: {parts} = {_ms(formula['token_s'])}; measured / formula {report['formula_ratio']}")
     if formula["above_per_hop_s"] is not None:
         print(f"above it: {_ms(formula['above_s'])} a token, {1e6 * formula['above_per_hop_s']:.0f} µs a hop")
+    between = ", ".join(f"{name[:-2]} {1e6 * value:.0f} µs" for name, value in report["between"].items())
+    print(f"beside delay and compute, medians: {between}".replace("_", " "))
     print(f"wire floor (best hop of each role): {_ms(report['wire_floor_s'])}; measured / floor {_x(report)}")
     print(
         f"frames a message {report['frames_per_message']} (prefill {report['prefill_frames_per_message']}) · "

@@ -36,11 +36,16 @@ def test_options_are_read_as_written_on_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value", "supported"),
-    [("pair_x", "draft", "off"), ("speculate", "model:tiny", "off"), ("volumes", "on", "off")],
+    [("volumes", "on", "off")],
 )
 def test_an_option_that_is_not_built_yet_is_refused_with_what_is(option: str, value: str, supported: str) -> None:
     with pytest.raises(UnsupportedOptionError, match=f"not supported yet; supported is {supported}"):
         exactness({option: value})
+
+
+def test_what_was_measured_to_lose_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedOptionError, match=r"too rarely to beat prompt lookup.*; supported is off, lookup"):
+        exactness({"speculate": "pairz"})
 
 
 def test_an_unknown_option_or_value_is_refused() -> None:

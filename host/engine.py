@@ -39,12 +39,12 @@ from .network import Network
 from .overlay_proof import proofs_folder
 from .pace import Pace
 from .pairx import PairX
+from .pairx.gate_file import coalesces_by_default
 from .request import GenerateOptions, Prompt, Request, make_request
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
 from .setting import describe
-from .speculate.drafters import Drafters, make_drafters
-from .speculate.model import DraftModel
+from .speculate.drafters import Drafters, running_drafters
 from .speculate.policy import Proposer
 from .status import engine_status, measured_pace
 from .trace import traced_to
@@ -94,7 +94,7 @@ class Engine:
         kernels: str = "fast",
         threads: int | None = None,
         transport: str = "auto",
-        coalesce: bool = True,
+        coalesce: bool | None = None,
         link_delay_ms: float = 0.0,
         pair_x: str = "off",
         pair_x_layers: str | None = None,
@@ -113,11 +113,12 @@ class Engine:
         """Start the stations of `plan` for `model`, and stop them at the end of the block.
 
         `plan`: a preset (`solo`, `layers:N`, `trisplit`, `trisplit:per-layer`, suffix `+shards=N`) or the path of a
-        TOML file; `threads` None: 1 a station, in solo the usable cores, at most 8; `exact`: refuse whatever makes the
-        result depend on the cut; `deadline_s`: without any progress a generation fails, naming the station that
-        holds it up; `rejoin_s`: how long a new request waits for a lost station; `trace`: a file for a Chrome trace of
-        every hop, written at the end of the block (`docs/tracing.md`). Raises PlanError, InvalidRequestError,
-        StationStartError, UnsupportedOptionError before anything is left running.
+        TOML file; `threads` None: 1 a station, in solo the usable cores, at most 8; `coalesce` None: on, unless
+        `aeonflow bench gate` found that it does not pay here; `exact`: refuse whatever makes the result depend on the
+        cut; `deadline_s`: without any progress a generation fails, naming the station that holds it up; `rejoin_s`:
+        how long a new request waits for a lost station; `trace`: a file for a Chrome trace of every hop, written at
+        the end of the block (`docs/tracing.md`). Raises PlanError, InvalidRequestError, StationStartError,
+        UnsupportedOptionError before anything is left running.
         """
         options = LaunchOptions(
             model=model,
@@ -126,7 +127,7 @@ class Engine:
             kernels=kernels,
             threads=threads,
             transport=transport,
-            coalesce=coalesce,
+            coalesce=coalesces_by_default() if coalesce is None else coalesce,
             link_delay_ms=link_delay_ms,
             pair_x=_pair_x(pair_x, pair_x_layers, pair_x_seed, kv),
             kv=make_kv_options(**kv),
@@ -344,10 +345,8 @@ async def _running(
     try:
         await network.start(stations.links, stations.make_plan)
         pace = await measured_pace(network, stations.cores)
-        drafters = make_drafters(options.speculate, network, pace)
-        if drafters.mode.model:
-            small = await stack.enter_async_context(cls.launch(model=drafters.mode.model))
-            drafters.model = DraftModel(small, network.bundle.text)
+        speculating = running_drafters(options.speculate, network, pace, cls.launch, time.perf_counter)
+        drafters = await stack.enter_async_context(speculating)
         engine = cls(
             network,
             name=options.name or stations.name,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .bench_gate import gate
 from .bench_trisplit import trisplit
 from .failure import UsageError
 from .groups import check_speculate
@@ -15,6 +16,7 @@ from .options import MAX_DELAY_MS, Kernels, KvMode, Model, Route, SocketLibrary,
 
 app = typer.Typer(help="Measure the wire, a hop, or decoding.", no_args_is_help=True)
 app.command()(trisplit)
+app.command()(gate)
 
 Runs = Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each side, in turn.")]
 OneLine = Annotated[bool, typer.Option("--json", help="The object on one line, without progress.")]

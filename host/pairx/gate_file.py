@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All gates of one run. `coalesce`: whether coalescing pays here."""
+    """All gates of one run."""
 
     version: int
     model: str
@@ -38,6 +39,11 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
         """Were the seeds of all layers found equal to what the chain delivers, within the gate's limit?"""
         seeds = [verdict for verdict in self.verdicts if verdict.name.startswith("seeds")]
         return bool(seeds) and all(verdict.passed for verdict in seeds)
+
+    @property
+    def coalesces(self) -> bool:
+        """Does coalescing pay here?"""
+        return all(verdict.passed for verdict in self.verdicts if verdict.name == "coalescing")
 
 
 def gate_path(fingerprint: str) -> Path:
@@ -58,10 +64,24 @@ def load_gate(fingerprint: str) -> GateResult | None:
 
 
 def save_gate(result: GateResult) -> Path:
-    """Keep a result in place of an older one."""
+    """Keep a result in place of an older one, and for whatever is started next whether coalescing pays here."""
     path = gate_path(result.fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
-    fresh.replace(path)
+    for place, content in ((path, result), (_coalescing_path(), {"coalesce": result.coalesces, "made": result.made})):
+        fresh = place.with_suffix(".tmp")
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+        fresh.replace(place)
     return path
+
+
+def coalesces_by_default() -> bool:
+    """On, unless the gate's last run on this machine found that it does not pay; a file that is broken says nothing."""
+    try:
+        found = msgspec.json.decode(_coalescing_path().read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return True
+    return bool(found.get("coalesce", True))
+
+
+def _coalescing_path() -> Path:
+    return cache_root(os.environ) / "pairx" / "coalescing.json"

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from aeonflow.tensors import PREFIX_BYTES
 
 from ..errors import InvalidRequestError
 from ..pace import Pace
+from ..pairx.seeding import draft_gain
 from .lookup import Lookup
+from .model import DraftModel
+from .permits import Permits, watched
 from .policy import Means, Proposer
 from .sizes import MAX_RUN, RunSizer
 from .switch import DraftSwitch
 from .times import PassTimes
 
 if TYPE_CHECKING:
+    from ..engine import Engine
     from ..network import Network
     from ..request import Request
-    from .model import DraftModel
 
 # The share of right guesses to begin with, by n-gram matched and for a model (measured: `docs/speculation.md`).
 EXPECTED: dict[Hashable, float] = {2: 0.3, 3: 0.45, 4: 0.6, 6: 0.8, "model": 0.7}
 
 DRAFT_WORK = 2.07  # work at the busiest stations per emitted token with a pipelined draft, in canonical passes
 EXPECTED_DRAFT_ALPHA = 0.85  # of the pipelined draft, before anything was measured
-FORK_LAYER = 1
 
 
 class SpeculateMode(NamedTuple):
@@ -86,12 +89,28 @@ class Drafters:
         return Lookup()
 
 
-def make_drafters(speculate: str, network: Network, pace: Pace) -> Drafters:
-    """What the options and the installed route allow."""
-    drafts = None
-    if network.route.pair_x == "draft":
-        drafts = draft_switch(pace, network.route.num_layers, lambda: True)
-    return Drafters(SpeculateMode.parse(speculate), pace, drafts, _max_rows(network))
+@asynccontextmanager
+async def running_drafters(
+    speculate: str,
+    network: Network,
+    pace: Pace,
+    launch: Callable[..., AbstractAsyncContextManager[Engine]],
+    clock: Callable[[], float],
+) -> AsyncIterator[Drafters]:
+    """What the options and the installed route allow. Inside the block the small model runs, if one is named, and
+    stations are asked whether they have time for drafts, if they draft. InvalidRequestError for another tokenizer."""
+    route, drafts, permits = network.route, None, None
+    if route.pair_x == "draft":
+        permits = Permits(pace.shape.cores, lambda: len(network.sequences))
+        drafts = DraftSwitch(predicted_gain=predicted_gain(pace, len(route.seeded), route.num_layers), permit=permits)
+    drafters = Drafters(SpeculateMode.parse(speculate), pace, drafts, _max_rows(network))
+    async with AsyncExitStack() as stack:
+        if drafters.mode.model:
+            small = await stack.enter_async_context(launch(model=drafters.mode.model))
+            drafters.model = DraftModel(small, network.bundle.text)
+        if permits is not None:
+            await stack.enter_async_context(watched(permits, network, clock))
+        yield drafters
 
 
 def _max_rows(network: Network) -> int:
@@ -100,20 +119,12 @@ def _max_rows(network: Network) -> int:
     return max(1, min([1 + MAX_RUN, by_bytes, *(one.max_rows or by_bytes for one in limits)]))
 
 
-def draft_switch(pace: Pace, num_layers: int, permit: Callable[[], bool]) -> DraftSwitch:
-    """The switch of a route whose stations draft."""
-    return DraftSwitch(predicted_gain=predicted_gain(pace, num_layers), permit=permit)
+def predicted_gain(pace: Pace, num_seeded: int, num_layers: int, alpha: float = EXPECTED_DRAFT_ALPHA) -> float:
+    """How many times faster a pipelined draft can make decoding: by its way in hops, and by the work there is time for.
 
-
-def predicted_gain(pace: Pace, num_layers: int, alpha: float = EXPECTED_DRAFT_ALPHA) -> float:
-    """How many times faster a pipelined draft can make decoding, by hops and by the work stations have time for.
-
-    min(1 / (1 − α(1 − ρ)), T / U): ρ = (2n + f + 4) / (3n + 3) is the way of a draft in canonical passes, U what is
-    computed for a token where everything shares the cores there are.
+    min(1 / (1 − α(1 − ρ)), T / U), U what is computed for a token where stations share cores.
     """
     if not pace.shape.num_hops:
         return 0.0
-    rho = (2 * num_layers + FORK_LAYER + 4) / (3 * num_layers + 3)
-    by_hops = 1.0 / (1.0 - alpha * (1.0 - rho))
     work_s = DRAFT_WORK * (pace.costs.fixed_s + pace.costs.row_s) / pace.shape.parallel
-    return min(by_hops, pace.token_s / work_s)
+    return min(draft_gain(alpha, num_seeded, num_layers), pace.token_s / work_s)

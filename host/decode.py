@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from blake3 import blake3
 
-from aeonflow.errors import AeonflowError
+from aeonflow.errors import AeonflowError, RollbackError
 from aeonflow.tensors import Want
 
 from .prefill import Prefill, Window
@@ -25,6 +25,8 @@ from .sampling import Choice, choose, choose_among
 from .sequence import F32, Answer, DraftAnswer, TokenSequence
 from .speculate.policy import Means, Speculation
 from .text import TextStream
+
+MAX_RESUMES = 4  # of a generation from tokens: stations that lose rows again and again are broken
 
 
 class Outbox:
@@ -60,7 +62,8 @@ class Outbox:
 
 class Decoder:
     """One generation under way. `cap()` bounds the next prefill chunk while others decode (None: no bound); `means`
-    are where guesses come from, at most `max_rows` rows a pass.
+    are where guesses come from, at most `max_rows` rows a pass. `resume` is called when stations have lost rows to a
+    change of form: they are to be asked what they hold, then `resumed`, or the error to `fail`.
 
     `on_end` is called once: when the last token was chosen, at an error, at a cancellation. Passes may still be under
     way then; whoever owns the sequence closes it or begins a new epoch.
@@ -76,6 +79,7 @@ class Decoder:
         means: Means,
         max_rows: int,
         cap: Callable[[], int | None],
+        resume: Callable[[], None] | None = None,
         clock: Callable[[], float],
         on_end: Callable[[], None],
     ) -> None:
@@ -96,6 +100,9 @@ class Decoder:
         self._stream = stream
         self._outbox = outbox
         self._cap = cap
+        self._resume = resume
+        self._num_resumes = 0
+        self._is_resuming = False
         self._clock = clock
         self._on_end = on_end
         self._hasher = blake3() if request.wants_hash else None
@@ -117,14 +124,26 @@ class Decoder:
 
     def start(self, window: Window) -> None:
         """Send the first chunks: the rows of the prompt that the sequence does not hold yet."""
-        prompt, held = self.request.prompt_ids, len(self.sequence.tokens)
-        self.num_prefilled = len(prompt) - held
-        self._prefill = Prefill(held, len(prompt), window)
+        prompt = self.request.prompt_ids
+        self.num_prefilled = len(prompt) - len(self.sequence.tokens)
         self.sequence.on_answer = self._answered
         self.sequence.on_error = self._failed
         self.sequence.on_draft = self._drafted
-        self._send_chunks(self._prefill)
+        self._begin_prefill(window)
         self.speculation.read(prompt)
+
+    def resumed(self, window: Window) -> None:
+        """The stations hold the rows of the sequence, and no others: go on from tokens, to the same answer."""
+        self._is_resuming = False
+        if self.is_over:
+            return
+        try:
+            if self.token_ids and len(self._fed) == len(self.sequence.tokens):
+                self.speculation.resume()
+            else:
+                self._begin_prefill(window)
+        except Exception as error:  # as in `_answered`
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """End with an error, unless it is over."""
@@ -145,10 +164,21 @@ class Decoder:
         self._outbox.end(error)
         self._on_end()
 
-    def _send_chunks(self, prefill: Prefill) -> None:
+    @property
+    def _fed(self) -> tuple[int, ...]:
+        """The tokens whose rows plain decoding has fed so far: the newest one's not."""
+        return (*self.request.prompt_ids, *self.token_ids[:-1])
+
+    def _begin_prefill(self, window: Window) -> None:
+        rows = self._fed
+        self._prefill = Prefill(len(self.sequence.tokens), len(rows), window)
+        self._send_chunks(self._prefill, rows)
+
+    def _send_chunks(self, prefill: Prefill, ids: tuple[int, ...]) -> None:
+        """Where a token is known already no logits are wanted: it was chosen from them."""
+        last = Want.NONE if self.token_ids else Want.LAST
         while rows := prefill.next(self._chunk_cap()):
-            ids = self.request.prompt_ids[prefill.at - rows : prefill.at]
-            self.sequence.send(ids, Want.LAST if prefill.is_sent else Want.NONE)
+            self.sequence.send(ids[prefill.at - rows : prefill.at], last if prefill.is_sent else Want.NONE)
 
     def _chunk_cap(self) -> int | None:
         """The most rows of the next chunk: what other generations leave, up to the next state barrier."""
@@ -162,17 +192,31 @@ class Decoder:
             if self._prefill is not None:
                 self._prefill.answered()
                 if answer.logits is None:
-                    self._send_chunks(self._prefill)
+                    self._acknowledged(self._prefill)
                     return
                 self._prefill = None
             self._step(answer)
         except Exception as error:  # a bug here must reach the caller, not the reader of the link
             self.fail(error)
 
+    def _acknowledged(self, prefill: Prefill) -> None:
+        if prefill.is_sent and not prefill.unanswered:
+            self._prefill = None
+            self.speculation.resume()
+        else:
+            self._send_chunks(prefill, self._fed)
+
     def _failed(self, error: AeonflowError) -> None:
-        """The passes under way are lost; a new epoch mends what a guess may have broken."""
+        """The passes under way are lost; a new epoch mends what a guess may have broken, tokens what stations lost."""
         try:
-            if not self.is_over and not self.speculation.mend(error):
+            if self.is_over or self._is_resuming:  # other passes of what is being mended
+                return
+            if isinstance(error, RollbackError) and self._resume is not None and self._num_resumes < MAX_RESUMES:
+                self._num_resumes += 1
+                self._is_resuming = True
+                self._prefill = None
+                self._resume()
+            elif not self.speculation.mend(error):
                 self.fail(error)
         except Exception as worse:  # as in `_answered`
             self.fail(worse)

@@ -40,6 +40,7 @@ from .overlay_proof import proofs_folder
 from .pace import Pace
 from .pairx import PairX
 from .pairx.gate_file import coalesces_by_default
+from .prefill import Window
 from .request import GenerateOptions, Prompt, Request, make_request
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
@@ -300,6 +301,12 @@ class Engine:
                 proposer.close()
             on_end()
 
+        def window() -> Window:
+            num_rows = max(1, len(request.prompt_ids) - len(sequence.tokens))
+            max_rows = min((s.hello.limits.max_rows or num_rows for s in self.network.stations), default=num_rows)
+            max_rows = min(max_rows, self.network.seeding.max_rows(self.card.hidden_size) or max_rows)
+            return self._pace.window(num_rows, request.prefill_chunk, max_rows)
+
         text = self.network.bundle.text
         context = request.prompt_ids if request.is_continuation else ()
         decoder = Decoder(
@@ -310,15 +317,13 @@ class Engine:
             means=self.drafters.means(proposer, can_pipeline=sequence.kv.o1 is None),
             max_rows=self.drafters.max_rows,
             cap=lambda: self._prefill_cap(decoder),
+            resume=lambda: self.network.recover(sequence, lambda: decoder.resumed(window()), decoder.fail),
             clock=self.clock,
             on_end=ended,
         )
         self._decoders.add(decoder)
-        num_rows = len(request.prompt_ids) - len(sequence.tokens)
-        max_rows = min((s.hello.limits.max_rows or num_rows for s in self.network.stations), default=num_rows)
-        max_rows = min(max_rows, self.network.seeding.max_rows(self.card.hidden_size) or max_rows)
         try:
-            decoder.start(self._pace.window(num_rows, request.prefill_chunk, max_rows))
+            decoder.start(window())
         except BaseException as error:
             decoder.fail(error)
             raise

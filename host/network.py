@@ -18,6 +18,7 @@ from aeonflow import bands
 from aeonflow.assembly import Message
 from aeonflow.errors import (
     AeonflowError,
+    CancelledCallError,
     DeadlineError,
     LinkClosedError,
     RemoteProtocolError,
@@ -211,12 +212,30 @@ class Network:
         sequence.restart(min(base, sequence.length))
         resume = Resume(sequence.session, sequence.epoch, sequence.base, self._route_id)
         replies = await gather([(s, s.ask(resume)) for s in self.stations], CONTROL_TIMEOUT_S, "resume")
+        if sequence.epoch != resume.epoch:
+            raise CancelledCallError(f"session {sequence.session} went on in another epoch while it was resumed")
         have = min(_expect(Resumed, reply).have for reply in replies)
         sequence.incarnations = now
         if have < sequence.base:
             sequence.restart(have)
         sequence.resumed()
         return sequence.base
+
+    def recover(
+        self, sequence: TokenSequence, then: Callable[[], object], failed: Callable[[AeonflowError], object]
+    ) -> None:
+        """`resume` in the background, as many rows as are answered for; `then` is called, or `failed` with what it
+        raises."""
+
+        async def recovering() -> None:
+            try:
+                await self.resume(sequence, sequence.length)
+            except AeonflowError as error:
+                failed(error)
+            else:
+                then()
+
+        self._spawn(recovering(), f"resume session {sequence.session}")
 
     def is_intact(self, sequence: TokenSequence) -> bool:
         """Are all stations of the session still the connections it was opened on?"""

@@ -203,6 +203,11 @@ class Speculation:
         self._start(self._truth)
         return True
 
+    def resume(self) -> None:
+        """Rows were lost and computed anew, as many as are known: go on from there."""
+        self._forget_guesses()
+        self._start(self._truth)
+
     def to_json(self) -> dict[str, Any]:
         """The field `speculation` of a result."""
         found = self.counts.to_json(self._means.mode)
@@ -227,6 +232,9 @@ class Speculation:
         """A new epoch: only what is known is true."""
         self.counts.restarts += 1
         self._sequence.restart(self.known)
+        self._forget_guesses()
+
+    def _forget_guesses(self) -> None:
         self._sources.clear()
         self._flights.clear()
         self._grown_s = self._held = None

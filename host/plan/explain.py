@@ -65,8 +65,8 @@ TABLE: tuple[Effect, ...] = (
     Effect("pair_x", "off", "exact", "exact", "no residual seeds"),
     Effect("pair_x", "shadow", "exact", "exact", "seeds travel and are compared, never used"),
     Effect("pair_x", "bypass", "exact", "exact", "h goes to the next layer directly, one add moves with it"),
-    Effect("pair_x", "draft", "exact", "exact", "the seeded pass drafts, the canonical pass decides", False),
-    Effect("pair_x", "live", "exact", "approximate", "another model, unless the card says it was built so", False),
+    Effect("pair_x", "draft", "exact", "exact", "the seeded pass drafts, the canonical pass decides"),
+    Effect("pair_x", "live", "exact", "approximate", "another model, unless the card says it was built so"),
     Effect("speculate", "off", "exact", "exact", "one row a pass"),
     Effect("speculate", "lookup", "exact", "exact", "drafts are accepted only where plain decoding agrees"),
     Effect(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,11 @@ LETTERS = "abcdefg"
 
 def toy_logits(tokens: Sequence[int], vocab: int = VOCAB) -> Any:
     """f32 [vocab], a function of all tokens; the newest two weigh most, so that texts repeat themselves."""
+    return _toy_logits(tuple(tokens), vocab)
+
+
+@lru_cache(maxsize=4096)
+def _toy_logits(tokens: tuple[int, ...], vocab: int) -> Any:
     near = np.random.default_rng([*tokens[-2:], 99]).normal(size=vocab)
     far = np.random.default_rng(list(tokens)).normal(size=vocab)
     return (3.0 * near + 0.8 * far).astype(np.float32)

@@ -130,9 +130,15 @@ class Arrivals:
     def adopt(self, session: Session, epoch: int, base: int) -> None:
         """The one way into a newer epoch: caches cut, joins dropped, queued jobs of older epochs dropped."""
         self._events["epochs"] += 1
-        self._events["seeds_expired"] += session.seeds.num_awaited
+        self._forget_seeds(session)
         session.adopt(epoch, base)
         self.drop_queued(session, "stale_jobs", "has left that epoch")
+
+    def _forget_seeds(self, session: Session) -> None:
+        """Slots that wait end with their epoch. Half a draft is of no consequence, and counted apart."""
+        awaited = session.seeds.num_awaited
+        self._events["seeds_expired"] += awaited
+        self._events["drafts_unfinished"] += session.seeds.clear() - awaited
 
     def drop_queued(self, session: Session, event: str, why: str) -> None:
         """Remove everything of a session from the queue; calls are answered, chain jobs counted."""
@@ -148,8 +154,7 @@ class Arrivals:
         """Nothing of this session's epoch is to be trusted: drop what waits of it until the host starts another."""
         session.is_poisoned = True
         session.joins.clear()
-        self._events["seeds_expired"] += session.seeds.num_awaited
-        session.seeds.clear()
+        self._forget_seeds(session)
         self.drop_queued(session, "poisoned_frames", "is poisoned")
 
     def poisoned(

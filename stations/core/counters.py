@@ -32,6 +32,8 @@ EVENTS = (
     "drafts_grown",
     "drafts_attended",
     "drafts_answered",
+    "drafts_stale",
+    "drafts_unfinished",
     "drafts_starved",
     "drafts_unreadable",
     "drafts_over_limit",

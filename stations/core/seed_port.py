@@ -149,7 +149,7 @@ class SeedPort:
             self._drop("seeds_unknown")
             return
         if session.epoch > head.epoch and head.kind == _DRAFT:
-            self._events["stale_frames"] += 1  # nothing is lost: a draft of an older epoch is of no use
+            self._events["drafts_stale"] += 1  # nothing is lost: a draft of an older epoch is of no use
             return
         if session.epoch > head.epoch or (session.is_poisoned and session.epoch == head.epoch):
             self._drop("seeds_late")

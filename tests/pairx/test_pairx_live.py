@@ -6,11 +6,11 @@ import random
 
 import numpy as np
 import pytest
-from station.cores import CoreNet, ask, f32, ids_tensor
 
 from aeonflow.errors import PlanError
 from aeonflow.messages import Close, Stats
 from aeonflow.tensors import Want
+from tests.station.cores import CoreNet, ask, f32, ids_tensor
 
 from .test_pairx_residuals import IDS, LAST, LAYERS, logits_of
 

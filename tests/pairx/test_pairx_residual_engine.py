@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from engine.local_stations import TOKEN, local_fleet
 
 from aeonflow.errors import AeonflowError
 from host import Engine
+from tests.engine.local_stations import TOKEN, local_fleet
 
 PROMPT = "The stations pass a token along, and the next takes it on."
 CHANGES = "layers=6,residual={}"

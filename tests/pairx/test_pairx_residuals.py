@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 import pytest
-from station.cores import CoreNet, ask, f32, ids_tensor
 
 from aeonflow.errors import PlanError
 from aeonflow.messages import InstallRoute
 from aeonflow.tensors import Want
 from stations.models.errors import UnsupportedModelError
 from stations.models.synthetic_spec import SyntheticSpec
+from tests.station.cores import CoreNet, ask, f32, ids_tensor
 
 from .forward import Forward
 

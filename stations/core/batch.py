@@ -42,6 +42,11 @@ class Batch:
         self.error: Exception | None = None
         self.began_s = self.seconds = 0.0  # noted by whoever runs it in the compute thread
 
+    @property
+    def can_wait(self) -> bool:
+        """Should what waits to be sent leave before this is computed: canonical rows before drafts, early seeds?"""
+        return bool(self.stage.early) or self.jobs[0].head.kind != _CANONICAL
+
 
 def compute(batch: Batch, backend: Backend) -> None:
     """Run the kernels and check every row. Never raises: an error is kept in the batch for `finish`."""

@@ -17,7 +17,7 @@ from aeonflow import fano
 from aeonflow.bands import SEED_FIRST
 from aeonflow.errors import AeonflowError, BadTensorError, CallError, FrameTooLargeError, PoisonedError, ProtocolError
 from aeonflow.frames import Buffer
-from aeonflow.passes import RESIDUAL, PassContext, destination_layer, is_genuine
+from aeonflow.passes import PassContext, destination_layer, is_genuine
 from aeonflow.tensors import GROW, Kind, Port, Tensor, unpack_tensors
 
 from .arrivals import Arrivals
@@ -103,7 +103,7 @@ class SeedPort:
                 if not head.options & GROW:
                     continue
                 head, array = _last_row(head), array[-1:]
-                self._events["drafts_grown"] += edge.line == RESIDUAL
+                self._events["drafts_grown"] += job.stage.role == "attn"
             try:
                 self._send(job, edge, head, array)
             except FrameTooLargeError as error:  # the host keeps passes below this; never silently

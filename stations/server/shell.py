@@ -177,6 +177,9 @@ class Shell:
             batch = station.next_batch()
             if batch is None:
                 break
+            if batch.can_wait:
+                self._send_outgoing()
+                started = clock()
             estimate = self._costs.estimate(batch.stage.place, batch.rows)
             if estimate.seconds > INLINE_LIMIT_S:
                 self._running = batch

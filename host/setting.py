@@ -11,6 +11,7 @@ from .kv_options import exactness_options
 from .launch import EngineOptions
 from .network import Network
 from .overlay_proof import is_certified
+from .pairx.seed_bytes import added_chain_bytes
 from .pairx.seeding import BUILT_FOR_LIVE
 from .plan import exactness, mixed_numerics
 from .plan.path import Link, chain_path, relay_path
@@ -60,6 +61,7 @@ def _token_bytes(network: Network) -> tuple[int, int]:
     total = walk(network.plan, card, lambda call: 0.0, Link(0.0)).bytes
     if network.is_relay:
         return total, 0
+    total += added_chain_bytes(network.route, card.hidden_size)
     embeds = sum(1 for c in network.route.carriers if c.role == "embed")  # as the plan's model counts them
     heads = sum(1 for c in network.route.carriers if c.role == "head")
     return total, total - host_frame_bytes(embeds, heads, rows=1, answer_bytes=4 * card.vocab_size)

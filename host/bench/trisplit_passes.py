@@ -143,19 +143,19 @@ def _add(stages: dict[tuple[str, int], Stage], event: TraceEvent) -> None:
 def overlap_saves(recording: Recording, wanted: Wanted) -> list[float]:
     """Seconds by which attention of a layer began before the layer below had ended, for every row and layer.
 
-    The end of layer l (of the canonical pass) minus the first beginning of attention at layer l + 1 for the same row,
-    by whatever kind of pass: below zero, a wait, where each layer waits for the one before; above zero where a seeded
-    pass ran ahead.
+    The end of layer l (of the canonical pass) minus the first beginning of attention at layer l + 1 for the same row
+    of the same epoch, by whatever kind of pass: below zero, a wait, where each layer waits for the one before; above
+    zero where a seeded pass ran ahead.
     """
-    ends: dict[tuple[int, int, int], float] = {}
-    begins: dict[tuple[int, int, int], float] = {}
-    for (session, _, first, _, kind), stages in stages_by_pass(recording).items():
+    ends: dict[tuple[int, int, int, int], float] = {}
+    begins: dict[tuple[int, int, int, int], float] = {}
+    for (session, epoch, first, _, kind), stages in stages_by_pass(recording).items():
         for (role, layer), stage in stages.items():
             if role in ("down", "ffn") and kind == Kind.CANONICAL:
-                at = (session, first, layer + 1)
+                at = (session, epoch, first, layer + 1)
                 ends[at] = max(ends.get(at, stage.ended_s), stage.ended_s)
             elif role == "attn":
-                at = (session, first, layer)
+                at = (session, epoch, first, layer)
                 begins[at] = min(begins.get(at, stage.began_s), stage.began_s)
-    decoded = {(event.session, event.first) for event in recording.tracks[0].events if wanted(event)}
-    return [end_s - begins[at] for at, end_s in ends.items() if at in begins and (at[0], at[1]) in decoded]
+    decoded = {(event.session, event.epoch, event.first) for event in recording.tracks[0].events if wanted(event)}
+    return [end_s - begins[at] for at, end_s in ends.items() if at in begins and at[:3] in decoded]

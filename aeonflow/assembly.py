@@ -42,6 +42,12 @@ class Message(NamedTuple):
     payload: Buffer
 
 
+def read_message(packed: Buffer) -> Message:
+    """The message that is known to be one whole frame."""
+    stream, sequence, flags, _, _ = HEADER.unpack_from(packed)
+    return Message(stream, sequence, FLAGS[flags], memoryview(packed)[HEADER_BYTES:])
+
+
 def cut_message(
     stream: int,
     sequence: int,

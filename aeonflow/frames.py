@@ -19,6 +19,7 @@ Buffer = bytes | bytearray | memoryview
 
 HEADER = struct.Struct(">HIBBH")  # the u24 length as its high byte and its low two
 HEADER_BYTES = HEADER.size
+SEQUENCE, SEQUENCE_AT = struct.Struct(">I"), 2
 MAX_PAYLOAD_BYTES = 0xFF_FFFF  # what a u24 holds
 RESERVED_FLAGS = 0xC0
 

@@ -28,7 +28,7 @@ from .errors import (
     UnknownStreamError,
     from_code,
 )
-from .frames import IS_VENT, Buffer, Flags
+from .frames import IS_VENT, SEQUENCE, SEQUENCE_AT, Buffer, Flags
 from .handshake import MAX_CONNECTION_MESSAGE_BYTES, check_limits, negotiate, read_connection_message
 from .heartbeat import Heart
 from .link_options import CLOSE_CODES, ORDERLY_CODES, LinkOptions, LinkStats
@@ -49,7 +49,9 @@ class Link:
     came with the station key. `on_message` is called in the reader for every message but those of stream 0000 and
     replies to calls; an error it raises is vented to the sender, a ProtocolError closes the link. `on_close` is called
     exactly once: with None after an orderly close from either side, else with the error. `accepted_streams`: when set,
-    messages on any other stream are vented here. `goodbye`: the peer's last words, once they came.
+    messages on any other stream are vented here. `first_taker` is
+    shown every WebSocket message before anything is made of it, and the time; True: it was one frame of a message for
+    this peer's streams, and is done with. `goodbye`: the peer's last words, once they came.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Link:
         self.peer_url = wire.peer_url
         self.accepted_streams: Collection[int] | None = None
         self.on_message: Callable[[Message], None] = self._nobody_listens
+        self.first_taker: Callable[[Buffer, float], bool] | None = None
         self.on_close: Callable[[AeonflowError | None], None] | None = None
         self.on_ended: Callable[[Link], None] | None = None  # for the server that keeps the link
         self.goodbye: Goodbye | None = None
@@ -162,6 +165,20 @@ class Link:
         for packed in cut_message(stream, sequence, pieces, flags, self.limits.max_message_bytes):
             put(packed)
 
+    def send_packed(self, frame: memoryview) -> None:
+        """Write one packed frame, a whole message, at once; its sequence is filled in, the next of one-way messages.
+
+        The memory of `frame` is the caller's again when this returns. LinkClosedError on a closed link.
+        """
+        if self._is_closed:
+            raise self._closed()
+        SEQUENCE.pack_into(frame, SEQUENCE_AT, self._calls.next_one_way())
+        wire = self._wire
+        self._batcher.count_written(len(frame))
+        wire.send(bytes(frame) if wire.keeps_messages else frame)
+        if wire.is_congested:
+            self.on_congested()
+
     def flush(self) -> None:
         """Send what waits in the batcher now, not at the end of this turn."""
         self._batcher.flush()
@@ -229,10 +246,14 @@ class Link:
         """One WebSocket message: every frame is checked and assembled before anything is delivered."""
         if self._is_closed:
             return
-        self._heart.heard_at = self._time()
+        now = self._heart.heard_at = self._time()
         stats = self._stats
         stats.messages_received += 1
         stats.bytes_received += len(message)
+        taker = self.first_taker
+        if taker is not None and taker(message, now):
+            self._assembler.frames += 1
+            return
         self._turn.begin()
         try:
             for whole in self._assembler.read(message):

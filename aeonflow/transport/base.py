@@ -47,6 +47,7 @@ class Wire(ABC):
     name: str  # "memory", "websockets" or "picows"
     peer_url: str
     is_congested: bool = False  # more than the high-water mark is waiting
+    keeps_messages: bool = False  # what was handed over is still read after `send` has returned
 
     @abstractmethod
     def start(self, receiver: Receiver) -> None:

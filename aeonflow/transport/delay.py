@@ -100,6 +100,8 @@ class _Held:
 class DelayedWire(Wire):
     """`inner` with `delay_s` in front of everything sent on it."""
 
+    keeps_messages = True
+
     def __init__(self, inner: Wire, delay_s: float, timing: TimingThread = _timing) -> None:
         self.name = inner.name
         self.peer_url = inner.peer_url

@@ -18,6 +18,7 @@ class MemoryWire(Wire):
     """One end of a pair. Messages are handed over as they are: the sender must not change them afterwards."""
 
     name = "memory"
+    keeps_messages = True
 
     def __init__(self, peer_url: str) -> None:
         self.peer_url = peer_url

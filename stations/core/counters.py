@@ -121,6 +121,17 @@ class Counters:
         if jobs > self.max_batch_jobs:
             self.max_batch_jobs = jobs
 
+    def computed_alone(self, role: str, rows: int, seconds: float) -> None:
+        """So many batches of one row each, in the event loop."""
+        if not rows:
+            return
+        self.events["batches_inline"] += rows
+        self.events["batches"] += rows
+        self.events["jobs"] += rows
+        self.rows[role] = self.rows.get(role, 0) + rows
+        self.compute_s[role] = self.compute_s.get(role, 0.0) + seconds
+        self.max_batch_jobs = self.max_batch_jobs or 1
+
     def snapshot(self) -> dict[str, Any]:
         """Values for a Stats reply."""
         return {

@@ -105,6 +105,14 @@ class Joins:
         """Does the pass of `head` wait here for more of its parts?"""
         return (key, head.kind, head.first) in self._open
 
+    def is_fresh(self, key: StageKey, kind: int, first: int) -> bool:
+        """Has no part of this pass come yet?"""
+        return first > self._completed.get((key, kind), -1) and (key, kind, first) not in self._open
+
+    def skip(self, key: StageKey, kind: int, first: int) -> None:
+        """A pass whose parts met elsewhere: what comes of it from now on is a duplicate."""
+        self._completed[key, kind] = first
+
     def clear(self) -> None:
         """A new epoch: nothing of the old one completes any more."""
         self._open.clear()

@@ -83,7 +83,7 @@ class Station:
         self.limits = limits
         self.counters = Counters()
         self._events = self.counters.events
-        self._backend = backend
+        self.backend = backend
         self._hosts: dict[int, bool] = {}
         self._outbox = Outbox(name, self.counters)
         self.take_outgoing: Callable[[], list[Outgoing]] = self._outbox.take
@@ -165,7 +165,7 @@ class Station:
 
     def compute(self, batch: Batch) -> None:
         """Run the kernels of a batch. The only part that may run in another thread."""
-        compute(batch, self._backend)
+        compute(batch, self.backend)
 
     def finish(self, batch: Batch, seconds: float) -> None:
         """Send on the outputs of a batch that took `seconds` to compute."""

@@ -6,8 +6,8 @@ the rows beside it (`docs/numerics.md`), so callers may batch rows of any sessio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,49 @@ class Span(NamedTuple):
     cache: LayerKvCache
     first: int
     rows: int
+
+
+class RowShape(NamedTuple):
+    """Where things stand in the messages of a row, in bytes: its values, (settled, first) and the hop count, to which
+    `crossing` is added on the way."""
+
+    data: int
+    place: int
+    hop: int
+    crossing: int
+
+
+class PreparedRow(Protocol):
+    """Rows of one sequence at one layer of a role, a row a call, from messages to messages.
+
+    `run(message, None)` computes from the message of the role's input; of down from u's and h's. `took_ns[0]` is then
+    how long the kernel took, −1 when an output is not finite or the token unknown; nothing else has changed in that
+    case. `frames`: a whole message for each output, written over by the next run. Only rows at positions below `limit`,
+    only while nothing else is computed by the backend, and between `reserve` and `commit` of the cache.
+    """
+
+    @property
+    def frames(self) -> Sequence[memoryview]: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def run(self) -> Callable[[bytes, bytes | None], object]: ...
+    @property
+    def took_ns(self) -> memoryview: ...
+
+
+@runtime_checkable
+class PreparesRows(Protocol):
+    """A kernel set that can."""
+
+    def prepare_row(
+        self, role: str, layer: int, cache: LayerKvCache | None, heads: Sequence[bytes], shape: RowShape
+    ) -> PreparedRow | None:
+        """`heads`: what stands before the values in each output's message. None where general calls are needed.
+
+        Roles attn, gate_up and down, and embed and head that are not cut into parts.
+        """
+        ...
 
 
 class Backend(Protocol):

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from aeonflow import Link, Message
+from aeonflow.assembly import read_message
 from aeonflow.errors import (
     AeonflowError,
     AuthenticationError,
@@ -83,6 +84,11 @@ class Peer:
             self._peers.on_unsent(message, error)
         except LinkClosedError:  # its on_close is on the way
             self._wait(_Waiting(message))
+
+    def keep_packed(self, frame: memoryview, session: int) -> None:
+        """A frame of a message for `session` that its link did not take: it waits for the next one."""
+        stream, _, flags, payload = read_message(bytes(frame))
+        self._wait(_Waiting(ToStation(self.url, stream, (payload,), flags, session)))
 
     def flush(self) -> None:
         if self.link is not None:

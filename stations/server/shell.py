@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from aeonflow import Heartbeat, Link, Message, bands
+from aeonflow.assembly import read_message
 from aeonflow.errors import (
     AeonflowError,
     FrameTooLargeError,
@@ -25,7 +26,9 @@ from aeonflow.trace import Recorder
 from aeonflow.turn import turn_of
 
 from ..core.batch import Batch
+from ..core.express import Express
 from ..core.outgoing import Outgoing, ToLink, ToStation
+from ..core.stages import Stage
 from ..core.station import Station
 from ..core.trace import record_batch
 from .compute_thread import ComputeThread
@@ -76,6 +79,7 @@ class Shell:
             on_unsent=self._unsent,
             options=peer_options,
         )
+        self.express = Express(station, self, INLINE_LIMIT_S)
         station.use_gauges(self.gauges)
         station.use_clock(time.perf_counter)
         self._ticker = self._loop.call_later(TICK_S, self._tick)
@@ -88,6 +92,8 @@ class Shell:
         link.set_heartbeat(self.heartbeat)
         link.on_message = partial(self._received, number, link)
         link.on_close = partial(self._link_closed, number)
+        take = self.express.take_ids if link.permission == "full" else self.express.take
+        link.first_taker = partial(take, number)
 
     def heartbeat(self) -> Heartbeat:
         """Jobs that wait, and for how long the running batch has been computed."""
@@ -129,7 +135,7 @@ class Shell:
         """Say goodbye on every link and end the compute thread."""
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_closed = self.express.is_blocked = True
         self._ticker.cancel()
         await asyncio.gather(self._peers.close(), *(link.close("drain", reason) for link in list(self.links.values())))
         self._thread.stop()
@@ -144,6 +150,8 @@ class Shell:
         if stream == bands.WEIGHTS:
             self._weights(link, message)
             return
+        if self.express.has_lanes:
+            self._leave_lanes(stream)
         station = self.station
         trace = station.trace
         began_s = trace.clock() if trace is not None else 0.0
@@ -162,6 +170,29 @@ class Shell:
                 self._at_end_of_turn(self._pump)
             else:
                 self._loop.call_soon(self._pump)
+
+    def _leave_lanes(self, stream: int) -> None:
+        """Before the general path sees a message: what waits in lanes goes there too, and a request ends them."""
+        for number, held in self.express.take_held():
+            self.station.receive(number, *read_message(held), self._clock())
+        if stream not in bands.STREAM_ROLES:
+            self.express.clear()
+
+    def successor(self, url: str) -> tuple[Link, Peer] | None:
+        """The connection to a station on an installed route, None while there is none."""
+        try:
+            peer = self._peers.get(url)
+        except StationLostError:  # its route was replaced
+            return None
+        return (peer.link, peer) if peer.link is not None else None
+
+    def host(self, link: int) -> Link | None:
+        """The connection of a host."""
+        return self.links.get(link)
+
+    def row_cost(self, stage: Stage) -> Estimate:
+        """What one row costs at a stage."""
+        return self._costs.estimate(stage.place, 1)
 
     def _after_control(self) -> None:
         if self.station.is_draining and self.on_drain is not None:
@@ -183,6 +214,7 @@ class Shell:
             estimate = self._costs.estimate(batch.stage.place, batch.rows)
             if estimate.seconds > INLINE_LIMIT_S:
                 self._running = batch
+                self.express.is_blocked = True
                 self._running_since_s = self._clock()
                 self._events["batches_threaded"] += 1
                 self._thread.submit(partial(self._compute, batch), partial(self._computed, batch, estimate))
@@ -194,6 +226,7 @@ class Shell:
                 record_batch(station.trace, batch, started, ended)
             estimate.learn(ended - started)
             station.finish(batch, ended - started)
+            self.express.learn(batch)
             if not station.queue.length:
                 break
             if ended - begin > TURN_S:
@@ -211,6 +244,7 @@ class Shell:
 
     def _computed(self, batch: Batch, estimate: Estimate) -> None:
         self._running = None
+        self.express.is_blocked = self._is_closed
         if self.station.trace is not None:
             record_batch(self.station.trace, batch, batch.began_s, batch.began_s + batch.seconds)
         if not self._is_closed:
@@ -295,6 +329,7 @@ class Shell:
 
     def _peer_lost(self, url: str, reason: str) -> None:
         if not self._is_closed:
+            self._leave_lanes(bands.CONTROL)
             self.station.station_lost(url, reason)
             self._send_outgoing()
 

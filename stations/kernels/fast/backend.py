@@ -15,10 +15,11 @@ import numpy as np
 from aeonflow.errors import BadTensorError
 
 from ...errors import KernelError
+from ...kv.layer_cache import LayerKvCache
 from ...layout import GROUP_ROWS, PackedMatrix, slice_rows
 from ...models.roles import RoleSpan
 from ...models.store import cache_folder
-from ..base import F32, U32, Span, add_rows, vocab_range
+from ..base import F32, U32, RowShape, Span, add_rows, vocab_range
 from ..rotary import RotaryTable
 from ..weights import GivenRoles, Weights
 from . import fields as f
@@ -29,6 +30,7 @@ from .loader import LoadedUnits
 from .model_records import I64, ModelRecords
 from .numerics import numerics_id
 from .overlay import CompiledOverlay
+from .prepared import FastRow, RowPreparer
 from .resident import resident
 from .target import known_target
 from .units import ATTEND, LAYERS, lookup_unit, units_of
@@ -73,6 +75,7 @@ class FastKernels:
         self._call_address = self._call.ctypes.data
         self._heads: dict[tuple[int, int], tuple[PackedMatrix, I64]] = {}
         self._pinned: list[object] = []
+        self._preparer = RowPreparer(self.units, self.records, self.workspace, self._rotary)
         self._overlay = CompiledOverlay(self.units)
 
     def embed(self, ids: U32, part: int, parts: int) -> F32:
@@ -207,6 +210,19 @@ class FastKernels:
             self._call[f.CALL_PARTS], self._call[f.CALL_NORM] = record.ctypes.data, norm.ctypes.data
             self._run(f.OP_HEAD, source, logits, helpers=self._num_helpers)
         return _trimmed(logits, matrix.rows)
+
+    def prepare_row(
+        self, role: str, layer: int, cache: LayerKvCache | None, heads: Sequence[bytes], shape: RowShape
+    ) -> FastRow | None:
+        """`PreparesRows` (base.py): layer roles, and embed and head where they are whole."""
+        if self._num_helpers:
+            return None
+        if role == "embed":
+            return self._preparer.embed(heads, shape)
+        if role == "head":
+            matrix, parts = self._head_part(0, 1)
+            return self._preparer.head(matrix.rows, parts, heads, shape)
+        return self._preparer.layer(role, layer, cache, heads, shape)
 
     def close(self) -> None:
         """End the helper threads; the backend is not used afterwards."""

@@ -1,7 +1,7 @@
 """The units of compiled code: what is compiled as one object file and found in it under one name.
 
-A unit is named `layers`, `attend`, `product.KIND`, `int8.KIND` or `lookup.KIND`; a backend loads those of its weight
-kinds only. All take int64 arguments. Imports numba only when a unit is built.
+A unit is named `layers`, `attend`, `overlay`, `row`, `product.KIND`, `int8.KIND` or `lookup.KIND`; a backend loads
+those of its weight kinds only. All take int64 arguments. Imports numba only when a unit is built.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from blake3 import blake3
 from ...layout import FORMATS, weight_format
 from .limits import FORM_F32, FORM_INT8
 
-LAYERS, ATTEND, OVERLAY = "layers", "attend", "overlay"
-_NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, OVERLAY: 11, "product": 11, "int8": 11, "lookup": 4}
+LAYERS, ATTEND, ROW, OVERLAY = "layers", "attend", "row", "overlay"
+_NUM_ARGUMENTS = {LAYERS: 2, ATTEND: 11, ROW: 3, OVERLAY: 11, "product": 11, "int8": 11, "lookup": 4}
 # about, to share work out
-_COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 6.0, OVERLAY: 6.0, "product": 0.9, "int8": 0.7, "lookup": 0.1}
+_COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 6.0, ROW: 0.3, OVERLAY: 6.0, "product": 0.9, "int8": 0.7, "lookup": 0.1}
 STRAIGHT_FAMILIES = ("product", "int8", "lookup")  # long vector code without branches
 
 _PACKAGE = Path(__file__).parent
@@ -32,6 +32,7 @@ SOURCES = {
              "pool.py", "layers.py", _KV_TABLE, *_LAYOUT),
     ATTEND: (*_COMMON, "attend_unit.py", "attention*.py", _KV_TABLE),
     OVERLAY: (*_COMMON, "overlay_unit.py", "fields.py", "attention*.py", _KV_TABLE, "../../kv/nystrom.py"),
+    ROW: (*_COMMON, "fields.py", "row_fields.py", "row_unit.py"),
     "product": (*_COMMON, "codes.py", "product.py", *_LAYOUT),
     "int8": (*_COMMON, "codes.py", "product.py", "int8.py", *_LAYOUT),
     "lookup": (*_COMMON, "codes.py", "rows.py", *_LAYOUT),
@@ -98,7 +99,7 @@ def units_of(
     """Names of the units that matrices of these kinds need, the slowest to compile first."""
     kinds = sorted(set(product_kinds))
     products = tuple(product_unit(kind, activation_form(kind, is_int8=is_int8)) for kind in kinds)
-    return (LAYERS, ATTEND, OVERLAY, *products, *(lookup_unit(kind) for kind in sorted(set(lookup_kinds))))
+    return (LAYERS, ATTEND, OVERLAY, ROW, *products, *(lookup_unit(kind) for kind in sorted(set(lookup_kinds))))
 
 
 ALL_UNITS = tuple(dict.fromkeys((*units_of(FORMATS, FORMATS), *units_of(FORMATS, is_int8=True))))
@@ -119,6 +120,10 @@ def build(name: str) -> Any:
         from .overlay_unit import overlay_call
 
         return overlay_call
+    if family == ROW:
+        from .row_unit import pass_row
+
+        return pass_row
     if family in ("product", "int8"):
         from .product import make_product
 

@@ -61,6 +61,11 @@ class Workspace:
         work[f.WORK_HEADS_STRIDE] = padded_cols(card.num_heads * card.head_dim) * 4
         work[f.WORK_U_STRIDE] = padded_cols(card.ffn_size) * 4
 
+    @property
+    def keys(self) -> int:
+        """Stored rows that a row may see as the areas are now."""
+        return self._keys
+
     def fits(self, rows: int, keys: int) -> bool:
         """Whether a batch of `rows` rows whose longest row sees `keys` stored rows has room."""
         return rows <= self._rows and keys <= self._keys

@@ -1,0 +1,245 @@
+"""The straight way of a decoded row: lanes found by the head of a message, made from passes that went the general way.
+
+Taken while one session is open, nothing waits, nothing is computed and nobody traces: then a row's turn is now, and
+nothing else could share its batch. Every plain pass that the general path has computed leaves a lane for the rows after
+it; every request of a host takes all lanes away. What a lane took is counted as the general path counts it, no later
+than anybody can ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from aeonflow import bands
+from aeonflow.frames import HEADER_BYTES
+from aeonflow.tensors import GROW, PREFIX_BYTES, DType, Kind, Port
+
+from ..kernels.base import PreparesRows, RowShape
+from .batch import Batch
+from .lanes import (
+    HEAD_BYTES,
+    HOP,
+    PLACE,
+    Cost,
+    Exit,
+    JoinedInput,
+    Keeper,
+    Lane,
+    Sender,
+    SingleInput,
+    lane_key,
+    row_head,
+)
+from .queue import Job
+from .stages import Stage
+from .station import Station
+
+MAX_LANES = 1024  # then all are made anew: no station has so many layers, but a host may begin epoch after epoch
+MAX_EXITS = 2  # more outputs are framed together and flushed once, in the general way
+_SHAPE = RowShape(data=HEAD_BYTES, place=PLACE, hop=HOP, crossing=1)
+_PART_SHIFT, _PASS_OPTIONS = 3, 0b111
+_INPUTS = {"embed": 1, "attn": 1, "gate_up": 1, "down": 2, "head": 1}  # roles that have lanes
+
+Input = SingleInput | JoinedInput
+
+
+class Surroundings(Protocol):
+    """What the shell knows and the core does not."""
+
+    def successor(self, url: str) -> tuple[Sender, Keeper] | None:
+        """The connection to a station, None while there is none."""
+        ...
+
+    def host(self, link: int) -> Sender | None:
+        """The connection of a host."""
+        ...
+
+    def row_cost(self, stage: Stage) -> Cost:
+        """What a row costs there."""
+        ...
+
+
+class Express:
+    """`limit_s`: rows that take longer are not for the event loop.
+
+    The shell says with `is_blocked` that the compute thread is at work, and gives what `take_held` tells back to the
+    general path before that sees any other message.
+    """
+
+    def __init__(self, station: Station, surroundings: Surroundings, limit_s: float) -> None:
+        self.is_blocked = False
+        self._station = station
+        self._queue = station.queue
+        self._preparer = station.backend if isinstance(station.backend, PreparesRows) else None
+        self._surroundings = surroundings
+        self._limit_s = limit_s
+        self._inputs: dict[bytes, Input] = {}  # of messages of stations
+        self._ids: dict[bytes, Input] = {}  # of messages of the host that owns the session
+        self._lanes: dict[tuple[int, int, Stage], Lane | None] = {}  # by session, epoch, stage; None: has none
+        self._messages = 0
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those that there are now."""
+        return [lane for lane in self._lanes.values() if lane is not None]
+
+    @property
+    def has_lanes(self) -> bool:
+        return bool(self._lanes)
+
+    def take(self, link: int, message: bytes, now: float) -> bool:
+        """One whole WebSocket message of another station. True: it was a row for a lane, and is done with."""
+        if type(message) is not bytes:
+            return False
+        found = self._inputs.get(message[:2] + message[6:26] + message[34:46] + message[48:58])
+        if found is None or len(message) != found.num_bytes or self.is_blocked or self._queue.length:
+            return False
+        if not found.take(link, message, now):
+            return False
+        self._messages += 1
+        return True
+
+    def take_ids(self, link: int, message: bytes, now: float) -> bool:
+        """The same of a host: tokens of its own sessions."""
+        if type(message) is not bytes:
+            return False
+        found = self._ids.get(lane_key(message))
+        if found is None or len(message) != found.num_bytes or self.is_blocked or self._queue.length:
+            return False
+        if found.lane.session.owner != link or not found.take(link, message, now):
+            return False
+        self._messages += 1
+        return True
+
+    def learn(self, batch: Batch) -> None:
+        """Make the lane of the rows that follow a batch, if it was one plain row."""
+        if len(batch.jobs) != 1 or self._preparer is None or batch.error is not None or batch.poisoned:
+            return
+        job = batch.jobs[0]
+        stage, head = job.stage, job.head
+        if head.rows != 1 or stage.role not in _INPUTS:
+            return
+        at = (job.session.id, head.epoch, stage)
+        if at in self._lanes:
+            known = self._lanes[at]
+            if known is None or head.first + 1 < known.limit:
+                return
+            self._count(known)
+        if len(self._lanes) >= MAX_LANES:
+            self.clear()
+        self._lanes[at] = self._make(job, self._preparer) if self._is_plain(job) else None
+
+    def take_held(self) -> list[tuple[int, bytes]]:
+        """Parts that wait in lanes for their other part, with the links they came by; they wait here no longer."""
+        held: list[tuple[int, bytes]] = []
+        for found in self._inputs.values():
+            if type(found) is JoinedInput and found.message is not None:
+                held.append((found.link, found.message))
+                found.message = None
+        self._messages -= len(held)  # the general path counts them
+        return held
+
+    def clear(self) -> None:
+        """Count what went through the lanes, and forget them; `take_held` comes before."""
+        self._station.counters.events["messages_in"] += self._messages
+        self._messages = 0
+        for lane in self._lanes.values():
+            if lane is not None:
+                self._count(lane)
+        self._lanes.clear()
+        self._inputs.clear()
+        self._ids.clear()
+
+    def _count(self, lane: Lane) -> None:
+        counters, rows = self._station.counters, lane.rows
+        counters.computed_alone(lane.stage.role, rows, lane.took_ns * 1e-9)
+        counters.events["messages_forwarded"] += rows * len(lane.stage.edges or ())
+        if lane.stage.role == "head":
+            counters.events["answers"] += rows
+        lane.rows = lane.took_ns = 0
+
+    def _is_plain(self, job: Job) -> bool:
+        stage, head, session, station = job.stage, job.head, job.session, self._station
+        urls = [edge.url for edge in stage.edges or ()]
+        return (
+            job.caller is None
+            and head.kind == Kind.CANONICAL
+            and not head.options & GROW
+            and (stage.form, stage.slots, stage.parts) == ("", _INPUTS[stage.role], 1)
+            and not stage.seeds
+            and not stage.shadowed
+            and job.route.stages[stage.stream, stage.layer] == (stage,)
+            and len(urls) <= MAX_EXITS
+            and all(urls)
+            and len(set(urls)) == len(urls)
+            and not session.barriers
+            and len(station.sessions) == 1
+            and station.trace is None
+            and session.epoch == head.epoch
+            and not session.is_poisoned
+            and not session.is_closed
+        )
+
+    def _make(self, job: Job, preparer: PreparesRows) -> Lane | None:
+        stage, session = job.stage, job.session
+        cache = session.caches[stage.layer] if stage.has_cache else None
+        heads = self._output_heads(job)
+        prepared = preparer.prepare_row(stage.role, stage.layer, cache, heads, _SHAPE) if heads else None
+        if prepared is None:
+            return None
+        exits = self._exits(job, prepared.frames)
+        if not exits:
+            return None
+        lane = Lane(job, prepared, cache, exits, self._surroundings.row_cost(stage), self._limit_s)
+        self._open(lane, job)
+        return lane
+
+    def _output_heads(self, job: Job) -> list[bytes]:
+        """The heads of the outputs' messages, in the order of the outputs; none where one goes nowhere, or twice."""
+        stage, head, card = job.stage, job.head, self._station.card
+        options = head.options & _PASS_OPTIONS | stage.part << _PART_SHIFT
+        if stage.role == "head":
+            return [row_head(head, bands.HEAD, stage.layer, Port.LOGITS, card.vocab_size, options=options)]
+        width = card.ffn_size if stage.role == "gate_up" else card.hidden_size
+        heads = {
+            edge.output: row_head(
+                head, edge.stream, edge.layer, edge.port, width, options=options, flags=int(edge.flags)
+            )
+            for edge in stage.edges or ()
+        }
+        outputs = range(len(stage.outputs))
+        return [heads[output] for output in outputs] if sorted(heads) == list(outputs) else []
+
+    def _exits(self, job: Job, frames: Sequence[memoryview]) -> list[Exit]:
+        """Where the frames go, in the order of the edges; none while not all of it is connected."""
+        stage = job.stage
+        if stage.role == "head":
+            host = self._surroundings.host(job.session.owner)
+            return [Exit(host, frames[0], None)] if host is not None else []
+        exits = []
+        for edge in stage.edges or ():
+            found = self._surroundings.successor(edge.url)
+            if found is None:
+                return []
+            exits.append(Exit(found[0], frames[edge.output], found[1]))
+        return exits
+
+    def _open(self, lane: Lane, job: Job) -> None:
+        """Messages of the lane's inputs are its from now on."""
+        stage, head, is_ids = job.stage, job.head, job.stage.role == "embed"
+        made: list[JoinedInput] = []
+        for index, port in enumerate(stage.inputs):
+            width = job.inputs[index].shape[1]
+            num_bytes = HEADER_BYTES + PREFIX_BYTES + 4 * width
+            dtype = DType.U32 if is_ids else DType.F32
+            key = lane_key(row_head(head, stage.stream, head.layer, port, width, options=head.options, dtype=dtype))
+            if len(stage.inputs) == 1:
+                (self._ids if is_ids else self._inputs)[key] = SingleInput(lane, num_bytes)
+            else:
+                part = JoinedInput(lane, num_bytes, is_first_input=index == 1)  # kernels take u, then h
+                self._inputs[key] = part
+                made.append(part)
+        if made:
+            h, u = made
+            h.other, u.other = u, h

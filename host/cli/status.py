@@ -54,6 +54,15 @@ def print_status(found: dict[str, Any]) -> None:
         )
     else:
         print(f"{found['name']}: not ready: {found['problem']}")
+    _print_seeds(found.get("pair_x", {}))
+
+
+def _print_seeds(told: dict[str, Any]) -> None:
+    """Residual seeds by line, received of sent, and what is wrong with them; nothing where none ever went."""
+    lines = [f"{name} {c['received']} of {c['sent']}" for name, c in told.get("lines", {}).items()]
+    if lines:
+        problem = f"; {told['problem']}" if told["problem"] else ""
+        print(f"residual seeds received by line: {', '.join(lines)}{problem}")
 
 
 async def _ask(target: Target) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aeonflow import bands, fano
-from aeonflow.errors import DeadlineError, GapError, PoisonedError
+from aeonflow.errors import DeadlineError, GapError, PoisonedError, StationLostError
 from host import Engine
 from stations.models.folder import ModelFolder
 from tests.engine.local_stations import TOKEN, LocalFleet, local_fleet
@@ -182,3 +182,27 @@ async def test_a_station_that_loses_every_bypass_seed_is_named_and_no_slot_is_st
         restore(fleet, "attn-1")
         assert await answered(engine) == plain
         assert all(not core.sessions.join_gauge.num_bytes for core in (s.core for s in fleet.stations))
+
+
+@pytest.mark.parametrize(("mode", "name"), [("shadow", "attn"), ("bypass", "gate_up"), ("draft", "attn")])
+async def test_a_station_killed_in_the_middle_is_a_clear_error_and_the_next_request_is_right(
+    mode: str, name: str, model: ModelFolder, plain: tuple[Any, ...]
+) -> None:
+    async with local_fleet("trisplit", model) as fleet, joined(fleet, mode) as engine:
+        station = fleet.station(name)
+        seen: list[int] = []
+
+        async def stopped_in_the_middle() -> None:
+            async for chunk in engine.generate(PROMPT, max_tokens=60, ignore_eos=True):
+                seen.extend(chunk.token_ids)
+                if len(seen) == 3:
+                    await station.stop()
+
+        with pytest.raises(StationLostError, match=name):
+            await stopped_in_the_middle()
+        assert tuple(seen[:3]) == plain[0][:3]
+        await station.start()
+        assert await answered(engine) == plain
+        told = (await engine.status())["pair_x"]
+        assert told["slots"] == 0
+        assert not any(one.core.sessions.join_gauge.num_bytes for one in fleet.stations)

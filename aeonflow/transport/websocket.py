@@ -1,19 +1,23 @@
 """The reference transport: the sans-IO core of the `websockets` library in an asyncio protocol of our own.
 
-The library does the RFC (handshake, masking, fragments, pings, close codes, sizes); this module moves bytes between it
-and a socket in callbacks, one read and one write a message. No compression is ever offered or accepted.
+The library does the RFC (handshake, fragments, pings, close codes, sizes); this module moves bytes between it and a
+socket in callbacks, one read and one write a message, and reads and writes frames that are whole messages itself
+(`whole_frames`). No compression is ever offered or accepted. Sockets are those of `aiofastnet` where that can be
+imported, which write at once, else the event loop's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import importlib.util
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, cast
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, PayloadTooBig
 from websockets.frames import Frame, Opcode
-from websockets.protocol import Event, Protocol, State
+from websockets.protocol import Event, Protocol, Side, State
 from websockets.uri import parse_uri
 
 from ..errors import AeonflowError, LinkClosedError, OversizeError, RemoteProtocolError
@@ -21,29 +25,41 @@ from ..frames import Buffer
 from .base import HIGH_WATER_BYTES, Receiver, SocketWire, Wire, cut_reason, end_stream
 from .dial import Target, connection_failure, http_refusal
 from .gate import Admitted, set_no_delay
+from .whole_frames import WholeWriter, frame_bytes, read_whole
+
+_sockets: Any = importlib.import_module("aiofastnet") if importlib.util.find_spec("aiofastnet") else None
+_END_OF_HEADERS = b"\r\n\r\n"
 
 
 class WebSocketWire(SocketWire, asyncio.Protocol):
     """A connection whose handshake is done, on either side.
 
-    `events`: what the core has read behind the handshake. Nothing is read or delivered before `start`.
+    `events`: what the core has read behind the handshake, of which it was given `num_bytes`. Nothing is read or
+    delivered before `start`.
     """
 
     name = "websockets"
 
-    def __init__(self, core: Protocol, transport: asyncio.Transport, peer_url: str, events: Iterable[Event]) -> None:
+    def __init__(
+        self, core: Protocol, transport: asyncio.Transport, peer_url: str, events: Iterable[Event], num_bytes: int,
+        max_message_bytes: int,
+    ) -> None:  # fmt: skip
         super().__init__(peer_url)
         self._core = core
         self._transport = transport
         self._early = list(events)
+        self._is_server = core.side is Side.SERVER  # then what comes is masked, and what goes is not
+        self._max_message_bytes = max_message_bytes
+        self._write_whole = WholeWriter(is_masked=not self._is_server).write
+        self._partial_bytes = num_bytes  # given to the core beyond the frames it has made of them
+        self._note_frames(self._early)
         transport.pause_reading()
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
     def send(self, message: Buffer) -> None:
-        if self._is_closing or self._core.state is not State.OPEN:
+        if self._is_closing or self._core.state is not State.OPEN or self._transport.is_closing():
             return
-        self._core.send_binary(message)
-        self._flush()
+        self._transport.write(self._write_whole(message))
 
     def close(self, code: int, reason: str) -> None:
         if self._is_closing:
@@ -57,9 +73,20 @@ class WebSocketWire(SocketWire, asyncio.Protocol):
     # What asyncio calls.
 
     def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        is_between = not self._partial_bytes and self._fragments is None
+        if is_between and receiver is not None and self._core.state is State.OPEN:
+            message = read_whole(data, self._max_message_bytes, is_masked=self._is_server)
+            if message is not None:
+                receiver.on_data(message)
+                if self.is_congested:
+                    receiver.on_congested()
+                return
+        self._partial_bytes += len(data)
         self._core.receive_data(data)
         events = self._core.events_received()
-        if self._receiver is None:
+        self._note_frames(events)
+        if receiver is None:
             self._early += events
         else:
             self._handle(events)
@@ -75,6 +102,15 @@ class WebSocketWire(SocketWire, asyncio.Protocol):
     def _deliver_early(self, receiver: Receiver) -> None:
         early, self._early = self._early, []
         self._handle(early)
+
+    def _note_frames(self, events: Iterable[Event]) -> None:
+        """Frames that the core has made of the bytes it was given; 0 left means that it stands between two frames.
+
+        A length that was written longer than it need be makes the rest too large, for good: then the core reads all.
+        """
+        for event in events:
+            if isinstance(event, Frame):
+                self._partial_bytes -= frame_bytes(len(event.data), is_masked=self._is_server)
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -135,6 +171,7 @@ class _Handshake(asyncio.Protocol):
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may await it
         self._core = core
         self._target = target
+        self._received = b""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -146,6 +183,8 @@ class _Handshake(asyncio.Protocol):
         self._transport.write(b"".join(self._core.data_to_send()))
 
     def data_received(self, data: bytes) -> None:
+        if not self.done.done():
+            self._received += data
         self._core.receive_data(data)
         self._progress()
 
@@ -164,7 +203,14 @@ class _Handshake(asyncio.Protocol):
             return
         url = self._target.url
         if error is None:
-            wire = WebSocketWire(self._core, self._transport, url, events[1:])
+            wire = WebSocketWire(
+                self._core,
+                self._transport,
+                url,
+                events[1:],
+                _bytes_behind(self._received),
+                self._target.max_message_bytes,
+            )
             self._transport.set_protocol(wire)
             self.done.set_result(wire)
             return
@@ -183,9 +229,7 @@ async def dial(target: Target) -> Wire:
     wire: WebSocketWire | None = None
     try:
         async with asyncio.timeout(target.timeout_s):
-            transport, handshake = await asyncio.get_running_loop().create_connection(
-                lambda: _Handshake(core, target), target.host, target.port, ssl=target.ssl
-            )
+            transport, handshake = await _connect(lambda: _Handshake(core, target), target)
             wire = await handshake.done
             return wire
     except TimeoutError:
@@ -197,9 +241,23 @@ async def dial(target: Target) -> Wire:
             transport.abort()
 
 
+def _connect(factory: Callable[[], _Handshake], target: Target) -> Awaitable[tuple[asyncio.Transport, _Handshake]]:
+    loop = asyncio.get_running_loop()
+    create = loop.create_connection if _sockets is None else partial(_sockets.create_connection, loop)
+    return create(factory, target.host, target.port, ssl=target.ssl)
+
+
 async def listen(factory: Callable[[], asyncio.Protocol], host: str, port: int, **options: Any) -> asyncio.Server:
-    """`create_server` of the running event loop."""
-    return await asyncio.get_running_loop().create_server(factory, host, port, **options)
+    """Like `create_server` of the event loop."""
+    loop = asyncio.get_running_loop()
+    create = loop.create_server if _sockets is None else partial(_sockets.create_server, loop)
+    server: asyncio.Server = await create(factory, host, port, **options)
+    return server
+
+
+def _bytes_behind(raw: bytes) -> int:
+    """Of what was read first, the bytes that follow the HTTP head."""
+    return len(raw) - raw.index(_END_OF_HEADERS) - len(_END_OF_HEADERS)
 
 
 def upgrade(admitted: Admitted) -> Wire | None:
@@ -211,6 +269,9 @@ def upgrade(admitted: Admitted) -> Wire | None:
     if response.status_code != 101:
         transport.close()
         return None
-    wire = WebSocketWire(core, transport, admitted.peer_url, core.events_received())
+    wire = WebSocketWire(
+        core, transport, admitted.peer_url, core.events_received(), _bytes_behind(admitted.raw),
+        admitted.max_message_bytes,
+    )  # fmt: skip
     transport.set_protocol(wire)
     return wire

@@ -1,54 +1,56 @@
-"""The table of `docs/kv-cache.md`, *Measured*, from what benches/kv_eval.py printed, one file or several."""
+"""One command for `docs/kv-cache.md`, *Measured*: all KV options at three contexts, the table and the picture.
+
+python benches/kv_table.py --json kv.json        # at most 15 minutes on 2 cores; --minutes M for another bound
+python benches/kv_table.py --from kv.json        # table and picture of what was measured
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-COLUMNS = ("context", "option", "bytes", "KL", "ΔPPL %", "recall", "same token", "decode")
+from aeonflow import new_event_loop
+from host.bench.kv_table import COLUMNS, WAYS, WINDOWS, bench_kv_table, default_texts, table_rows
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("files", type=Path, nargs="*", help="texts (default: Python's documentation and licence)")
+parser.add_argument("--minutes", type=float, default=15.0, help="ways that do not fit are left out and named")
+parser.add_argument("--contexts", type=int, nargs="+", default=list(WINDOWS))
+parser.add_argument("--ways", nargs="+", default=list(WAYS), metavar="NAME=VALUE …")
+parser.add_argument("--model", default="smollm2")
+parser.add_argument("--plan", default="solo")
+parser.add_argument("--threads", type=int, default=None)
+parser.add_argument("--json", type=Path, help="where the figures go")
+parser.add_argument("--from", type=Path, dest="measured", help="figures that were measured before")
+parser.add_argument("--plot", type=Path, help="an .svg or .png: KV bytes and decode rate against context")
 
 
-def figure(estimate: dict[str, Any] | None, digits: str) -> str:
-    """Value ± standard error."""
-    if estimate is None:
-        return "-"
-    error = "" if estimate["se"] is None else f" ± {estimate['se']:{digits.lstrip('+')}}"
-    return f"{estimate['value']:{digits}}{error}"
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    texts = {path.name: path.read_text("utf-8") for path in options.files} or default_texts()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(
+            bench_kv_table(
+                texts, contexts=options.contexts, ways=options.ways, minutes=options.minutes, model=options.model,
+                plan=options.plan, threads=options.threads, say=lambda line: print(line, file=sys.stderr, flush=True),
+            )
+        )  # fmt: skip
 
-
-def cells(context: str, option: str, one: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        f"{int(context):,}",
-        f"`{option.removeprefix('kv=')}`",
-        f"{100 * one['bytes_ratio']:.1f} %",
-        figure(one["kl"], ".2g"),
-        figure(one["delta_ppl_percent"], "+.2f"),
-        figure(one["recall"], ".3g"),
-        f"{100 * one['top1']['value']:.1f} %",
-        f"{one['decode_ratio']:.2f}",
-    )
-
-
-def rows(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """By context, then in the order of the files; under each context first what the exact cache is."""
-    table: list[tuple[str, ...]] = []
-    for context in sorted({context for one in found for context in one["contexts"]}, key=int):
-        evaluations = [pair for one in found for pair in one["contexts"].get(context, {}).items()]
-        exact = evaluations[0][1]
-        size = exact["exact"]["kv_bytes"] / 1e6
-        ppl, recall = exact["exact"]["ppl"], exact["exact"]["recall_ppl"]
-        about = f"PPL {figure(ppl, '.2f')}", f"PPL {figure(recall, '.2f')}"
-        table.append((f"{int(context):,}", "`f32`", f"{size:.1f} MB", "0", *about, "100 %", "1"))
-        table.extend(cells(context, option, one) for option, one in evaluations)
-    return table
-
-
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("found", type=Path, nargs="+", help="JSON objects of benches/kv_eval.py")
 
 if __name__ == "__main__":
-    printed = [json.loads(path.read_text("utf-8")) for path in parser.parse_args().found]
-    for row in (COLUMNS, ("---",) * len(COLUMNS), *rows(printed)):
+    options = parser.parse_args()
+    found = json.loads(options.measured.read_text("utf-8")) if options.measured else measured(options)
+    if options.json:
+        options.json.write_text(json.dumps(found) + "\n", "utf-8")
+    for row in (COLUMNS, ("---",) * len(COLUMNS), *table_rows(found)):
         print(f"| {' | '.join(row)} |")
+    for context, ways in found["left_out"].items():
+        for way, why in ways.items():
+            print(f"left out at {context}: {way}: {why}", file=sys.stderr)
+    if options.plot:
+        from kv_plot import draw  # needs the extra `plots`
+
+        draw(found, options.plot)

@@ -68,12 +68,12 @@ def equal_window(o1: OverlayOptions, context: int, model: Geometry) -> KvOptions
     rows = round(held / _KEPT_SHARE)
     if rows >= context:  # few layers are sealed: as many bytes at most
         rows = round(held)
-    if max(rows, o1.boundary) >= context:
+    limit = max(rows, MIN_MAX_ROWS)
+    if max(limit, o1.boundary) >= context:
         raise InvalidRequestError(
-            f"context {context}: these layers take the bytes of {rows} rows and are sealed at {o1.boundary}; measure"
+            f"context {context}: these layers take the bytes of {limit} rows and are sealed at {o1.boundary}; measure"
             " them at a longer one"
         )
-    limit = max(rows, MIN_MAX_ROWS)
     return KvOptions(max_rows=limit, evict="recent", sink=min(o1.sink, limit // 4))
 
 

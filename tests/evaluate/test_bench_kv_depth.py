@@ -9,6 +9,7 @@ import pytest
 
 from aeonflow.errors import UnsupportedError
 from host.bench.kv_depth import bench_kv_depth
+from host.bench.kv_table import COLUMNS, Pace, bench_kv_table, foreseen_row_s, table_rows
 from host.bench.kv_way import kv_way
 
 
@@ -23,6 +24,37 @@ async def test_every_way_decodes_at_every_depth_and_says_what_it_holds_there(tin
     assert [at["to_first"] for at in f32] == [1.0, 1.0]
     assert f32[0]["to_shallow"] == q8[0]["to_shallow"] == 1.0
     json.dumps(found)
+
+
+TEXT = {"a": "".join(f"{i} times {i} is {i * i}; " for i in range(200)), "b": "short"}
+
+
+async def test_the_table_has_a_row_for_every_way_that_makes_sense_at_a_context(tiny_model: Path) -> None:
+    ways = ("kv=q8", "max_rows=50% evict=recent", "o1=m=4,w=16", "window=5%")
+    found = await bench_kv_table(TEXT, contexts=(300, 128), ways=ways, model=str(tiny_model), threads=1)
+    assert list(found["contexts"]["128"]) == ["kv=q8"]
+    assert list(found["contexts"]["300"]) == [*ways[:3], f"as many bytes as {ways[2]}"]
+    assert "max_rows=64" in found["left_out"]["128"][ways[1]]
+    assert found["contexts"]["300"]["kv=q8"]["kl"]["value"] > 0
+    table = table_rows(found)
+    names = ["f32", "q8", "f32", "q8", "max_rows=50% evict=recent", "o1=m=4,w=16", "max_rows=128 evict=recent"]
+    assert [row[1] for row in table] == [f"`{name}`" for name in names]
+    assert {len(row) for row in table} == {len(COLUMNS)}
+    json.dumps(found)
+
+
+async def test_a_table_out_of_time_leaves_ways_out_from_the_end_and_says_so(tiny_model: Path) -> None:
+    ways = ("kv=f16", "kv=q8")
+    found = await bench_kv_table(TEXT, contexts=(100, 400), ways=ways, model=str(tiny_model), threads=1, minutes=0)
+    assert list(found["contexts"]["100"]) == list(ways)
+    assert found["contexts"]["400"] == {}
+    assert all("out of time" in why for why in found["left_out"]["400"].values())
+
+
+def test_seconds_a_row_grow_with_the_context() -> None:
+    assert foreseen_row_s([Pace(512, 1.0)], 8000) > 2.0
+    assert foreseen_row_s([Pace(512, 1.0), Pace(2048, 2.0)], 5120) == 4.0
+    assert foreseen_row_s([Pace(512, 2.0), Pace(2048, 1.0)], 8000) == 1.0
 
 
 def test_a_way_is_named_as_in_open_cache_and_shares_are_of_the_context() -> None:

@@ -1,0 +1,217 @@
+"""The table of `docs/kv-cache.md`, *Measured*: every way to keep KV beside f32, at several contexts, in bounded time.
+
+All ways of a context are fed in step, so they see the same machine. What a context takes is foreseen from the ones
+before it; where that is more than what is left of the time, ways are left out from the end of the list, and named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pydoc_data.topics
+import sysconfig
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aeonflow.errors import AeonflowError
+from aeonflow.kv_options import KvOptions
+
+from ..engine import Engine
+from ..evaluate import Window, texts_to_windows
+from ..evaluate.run import measure
+from ..overlay_proof import equal_window
+from .kv_way import kv_way
+from .measure import machine
+
+WAYS = (  # what matters most first
+    "kv=f16", "kv=q8", "kv=q4", "max_rows=25% evict=born", "max_rows=25% evict=recent", "o1=m=32,w=128",
+    "o1=m=64,w=256", "max_rows=50% evict=born", "max_rows=50% evict=recent", "window=25%", "kv=q8 exact_recent=0",
+    "kv=q8k", "kv=q8v",
+)  # fmt: skip
+EQUAL = "as many bytes as "  # before an O(1) way: sinks and a window of equal bytes
+WINDOWS = {512: 4, 2048: 2, 8000: 1}  # by context: how many windows of text; of another context one
+SCORED = 1536  # tokens of ordinary text scored at the end of a window, at most: logits cost as much as a layer's rows
+MAX_CHARACTERS = 80_000  # of Python's documentation: more tokens than any context
+MARGIN = 1.15  # on foreseen seconds
+NEAR_ROWS = 3000  # rows of context that cost as much as a row's weights: the guess before two contexts are measured
+DEADLINE_S = 900.0  # of one pass
+
+Say = Callable[[str], None]
+
+
+class Pace(NamedTuple):
+    """What a context took: seconds a row and way."""
+
+    context: int
+    row_s: float
+
+
+def default_texts() -> dict[str, str]:
+    """Python's own documentation, as much of it as is read, and its licence, by name."""
+    found = {"pydoc_data.topics": "\n\n".join(pydoc_data.topics.topics.values())[:MAX_CHARACTERS]}
+    licence = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
+    if licence.is_file():
+        found["LICENSE.txt"] = licence.read_text("utf-8")
+    return found
+
+
+async def bench_kv_table(
+    texts: Mapping[str, str],
+    *,
+    contexts: Sequence[int] = tuple(WINDOWS),
+    ways: Sequence[str] = WAYS,
+    minutes: float = 15.0,
+    model: str = "smollm2",
+    plan: str = "solo",
+    threads: int | None = None,
+    kernels: str = "fast",
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Evaluations by context and way, for JSON; `left_out` names what the time did not suffice for, or why not."""
+    began_s = time.monotonic()
+    found: dict[str, Any] = {}
+    left_out: dict[str, dict[str, str]] = {}
+    paces: list[Pace] = []
+    async with Engine.launch(model=model, plan=plan, threads=threads, kernels=kernels, deadline_s=DEADLINE_S) as engine:
+        ids = [engine.tokenize(text) for text in texts.values()]
+        for index, context in enumerate(sorted(contexts)):
+            windows = _windows(ids, context, engine.card.context_length)
+            kinds, skipped = _kinds(ways, context, engine)
+            left_s = 60 * minutes - (time.monotonic() - began_s)
+            _fit(kinds, skipped, windows, left_s, paces, is_first=index == 0)
+            say(f"context {context}: {len(windows)} windows, {len(kinds)} ways beside f32, {left_s:.0f} s left")
+            started_s = time.monotonic()
+            measured = await measure(engine, windows, (KvOptions(), *kinds.values()), progress=_saying(say, context))
+            took_s = time.monotonic() - started_s
+            rows = sum(window.num_rows for window in windows)
+            paces.append(Pace(context, took_s / rows / (1 + len(kinds))))
+            found[str(context)] = dict(zip(kinds, map(msgspec.to_builtins, measured.evaluations()), strict=True))
+            left_out[str(context)] = skipped
+            say(f"context {context}: {took_s:.0f} s")
+        return {
+            "bench": "kv_table",
+            "machine": machine(),
+            "model": engine.card.name,
+            "plan": engine.setting.plan,
+            "kernels": engine.setting.kernels,
+            "texts": {name: len(one) for name, one in zip(texts, ids, strict=True)},
+            "seconds": round(time.monotonic() - began_s, 1),
+            "contexts": found,
+            "left_out": left_out,
+        }
+
+
+def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Cells for each context: first what the exact cache is, then the ways."""
+    rows: list[tuple[str, ...]] = []
+    for context, ways in sorted(found["contexts"].items(), key=lambda item: int(item[0])):
+        name = f"{int(context):,}"
+        if not ways:
+            continue
+        exact = next(iter(ways.values()))["exact"]
+        about = f"PPL {_figure(exact['ppl'], '.2f')}", f"PPL {_figure(exact['recall_ppl'], '.2f')}"
+        size, rate = f"{exact['kv_bytes'] / 1e6:.1f} MB", f"{exact['decode_tok_s']:.0f} tok/s"
+        rows.append((name, "`f32`", size, "0", *about, "100 %", rate))
+        rows.extend((name, *_cells(way, one)) for way, one in ways.items())
+    return rows
+
+
+COLUMNS = ("context", "option", "bytes", "KL", "ΔPPL %", "recall", "same token", "decode")
+
+
+def _cells(way: str, one: Mapping[str, Any]) -> tuple[str, ...]:
+    name = way.removeprefix("kv=")
+    if way.startswith(EQUAL):
+        name = make_name(one["option"]["kv"])
+    return (
+        f"`{name}`",
+        f"{100 * one['bytes_ratio']:.1f} %",
+        _figure(one["kl"], ".2g"),
+        _figure(one["delta_ppl_percent"], "+.2f"),
+        _figure(one["recall"], ".3g"),
+        f"{100 * one['top1']['value']:.1f} %",
+        f"{one['option']['decode_tok_s']:.0f} (×{one['decode_ratio']:.2f})",
+    )
+
+
+def make_name(kv: Mapping[str, Any]) -> str:
+    """`max_rows=275 evict=recent` of what a side says of its options."""
+    return " ".join(f"{name}={value}" for name, value in kv.items() if name in ("max_rows", "evict"))
+
+
+def _figure(estimate: Mapping[str, Any] | None, digits: str) -> str:
+    """Value ± standard error."""
+    if estimate is None:
+        return "-"
+    error = "" if estimate["se"] is None else f" ± {estimate['se']:{digits.lstrip('+')}}"
+    return f"{estimate['value']:{digits}}{error}"
+
+
+def _windows(texts: Sequence[list[int]], context: int, context_length: int) -> list[Window]:
+    """As many windows as the context is given, from the texts in turn."""
+    by_text = [texts_to_windows([text], context, context_length) for text in texts if len(text) >= context]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*by_text))
+    windows = [window for window in turns if window is not None][: WINDOWS.get(context, 1)]
+    if not windows:
+        texts_to_windows(texts, context, context_length)  # says why
+    return [msgspec.structs.replace(w, first_scored=max(w.first_scored, w.text_end - 1 - SCORED)) for w in windows]
+
+
+def _kinds(ways: Sequence[str], context: int, engine: Engine) -> tuple[dict[str, KvOptions], dict[str, str]]:
+    """Options by way, O(1) ones followed by their windows of equal bytes; and why others cannot be at this context."""
+    kinds: dict[str, KvOptions] = {}
+    skipped: dict[str, str] = {}
+    for way in ways:
+        try:
+            kv = kv_way(way, context)
+            other = equal_window(kv.o1, context, engine.card) if kv.o1 is not None else None
+        except AeonflowError as error:
+            skipped[way] = str(error)
+            continue
+        kinds[way] = kv
+        if other is not None:
+            kinds[EQUAL + way] = other
+    return kinds, skipped
+
+
+def _fit(
+    kinds: dict[str, KvOptions],
+    skipped: dict[str, str],
+    windows: Sequence[Window],
+    left_s: float,
+    paces: Sequence[Pace],
+    *,
+    is_first: bool,
+) -> None:
+    """Leave out ways from the end of the list until the rest fits the time that is left."""
+    if is_first:
+        return
+    context, rows = len(windows[0].ids), sum(window.num_rows for window in windows)
+    each_s = MARGIN * rows * foreseen_row_s(paces, context)
+    while kinds and (1 + len(kinds)) * each_s > left_s:
+        way, _ = kinds.popitem()
+        skipped[way] = f"out of time: {left_s:.0f} s were left, each way takes about {each_s:.0f} s"
+
+
+def foreseen_row_s(paces: Sequence[Pace], context: int) -> float:
+    """Seconds a row: a line through the last two contexts measured, or a guess from the only one."""
+    last = paces[-1]
+    if len(paces) == 1:
+        return last.row_s * (1 + context / NEAR_ROWS) / (1 + last.context / NEAR_ROWS)
+    slope = (last.row_s - paces[-2].row_s) / (last.context - paces[-2].context)
+    return last.row_s + max(slope, 0.0) * (context - last.context)
+
+
+def _saying(say: Say, context: int) -> Callable[[int, int], None]:
+    said = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        if 10 * done // total > said:
+            said = 10 * done // total
+            say(f"context {context}: {10 * said} %")
+
+    return progress

@@ -2,13 +2,15 @@
 
 A stage is one role at one layer, all its parts together. The hop into a stage lasts from the end of the stage before
 to the end of its own computation; the first begins when the host lets the pass go, the last ends when the host has the
-answer. So the hops of a pass add up to the pass, on a chain and on a relay (where one hop is two crossings).
+answer. So the hops of a pass add up to the pass, on a chain and on a relay (where one hop is two crossings). Where
+stages of a pass overlap (Pair X `live`), the hops are those of its longest path.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -70,9 +72,23 @@ class Pass(msgspec.Struct, frozen=True):
         return self.ended_s - self.began_s
 
     @property
+    def path(self) -> list[Stage]:
+        """The stages that followed each other: all of them, or from the head back always, of those before in the model,
+        the one that ended last before the other began."""
+        stages = self.stages
+        if all(a.ended_s <= b.ended_s for a, b in pairwise(stages)):
+            return list(stages)
+        index = len(stages) - 1
+        path = [stages[index]]
+        while before := [i for i in range(index) if stages[i].ended_s <= stages[index].began_s]:
+            index = max(before, key=lambda i: stages[i].ended_s)
+            path.append(stages[index])
+        return path[::-1]
+
+    @property
     def hops(self) -> Iterator[Hop]:
         before_s = self.began_s
-        for stage in self.stages:
+        for stage in self.path:
             yield Hop(stage.role, stage.layer, stage.ended_s - before_s, stage.compute_s, stage.queue_s)
             before_s = stage.ended_s
         yield Hop(HOST, 0, self.ended_s - before_s, 0.0, 0.0)

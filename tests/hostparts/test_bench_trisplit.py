@@ -69,6 +69,23 @@ def test_parts_of_a_stage_are_one_stage_that_ends_with_the_last() -> None:
     assert ffn.compute_s == pytest.approx(6 * MS)
 
 
+def test_stages_that_overlap_give_the_hops_of_the_longest_path() -> None:
+    """A ladder of two layers: attention of the second starts beside DOWN of the first."""
+    events = [
+        *ONE_LAYER[:3],
+        compute(bands.ATTN, 1, 44, 46),
+        compute(bands.DOWN, 0, 46, 48),
+        compute(bands.GATE_UP, 1, 58, 60),
+        compute(bands.DOWN, 1, 70, 72),
+        compute(bands.HEAD, 0, 82, 84),
+    ]
+    (one,) = passes_of(recording([wait(9, 0, 94)], events), lambda event: True)
+    hops = list(one.hops)
+    assert [hop.role for hop in hops] == ["embed", "attn", "gate_up", "down", "gate_up", "down", "head", "host"]
+    assert [round(hop.seconds / MS) for hop in hops] == [11, 12, 13, 12, 12, 12, 12, 10]
+    assert sum(hop.seconds for hop in hops) == pytest.approx(one.seconds)
+
+
 def test_a_pass_of_which_a_station_lost_events_is_left_out() -> None:
     later = [compute(e.stream, e.layer, e.began_s / MS + 100, e.ended_s / MS + 100, first=10) for e in ONE_LAYER]
     found = passes_of(recording([wait(9, 0, 73), wait(10, 100, 173)], ONE_LAYER, later[:3] + later[4:]), lambda e: True)

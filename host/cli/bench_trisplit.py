@@ -10,24 +10,21 @@ import typer
 from .bench_progress import GridProgress, TokenProgress
 from .failure import CommandFailedError, UsageError
 from .groups import check_speculate
-from .options import MAX_DELAY_MS, Kernels, Model, Route, Speculate, Transport
+from .options import MAX_DELAY_MS, Kernels, Model, PairX, PairXLayers, PairXSeed, Route, Speculate, Transport
 from .output import note, print_json
 
 if TYPE_CHECKING:
     from host.bench.trisplit import Cell
 
-PairX = Literal["off", "shadow", "bypass", "draft", "live"]
 NEW_TOKENS = 32
 
 
 def trisplit(
     plan: Annotated[str, typer.Option(metavar="P", help="As of `run`: trisplit, ffslice:K, layers:N, …")] = "trisplit",
     route: Annotated[Route, typer.Option(help="How a pass travels.")] = "chain",
-    pair_x: Annotated[PairX, typer.Option(help="Residual seeds.")] = "off",
-    pair_x_layers: Annotated[
-        str | None, typer.Option(metavar="all|LIST|auto:K", help="Layers that are seeded.")
-    ] = None,
-    pair_x_seed: Annotated[Literal["h", "x"] | None, typer.Option(help="What is sent as a seed (default h).")] = None,
+    pair_x: PairX = None,
+    pair_x_layers: PairXLayers = None,
+    pair_x_seed: PairXSeed = None,
     speculate: Speculate = None,
     coalesce: Annotated[
         Literal["on", "off", "both"],
@@ -74,7 +71,7 @@ def trisplit(
     cell = Cell(
         plan=plan,
         route=route,
-        pair_x=pair_x,
+        pair_x=pair_x or "off",
         pair_x_layers=pair_x_layers,
         pair_x_seed=pair_x_seed,
         speculate=speculate or "off",

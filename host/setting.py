@@ -34,8 +34,7 @@ def describe(options: EngineOptions, network: Network, proofs: Path, *, refuse_b
         chosen["kernels"] = name if chosen.get("kernels") != "reference" else "reference"
     promise = exactness(chosen, numerics)
     if refuse_bounded and promise.cut != "exact":
-        overlay = "O(1) layers are numpy's, which sums in an order of its own" if options.kv.o1 else ""
-        why = mixed_numerics(numerics) or overlay or f"kernels {chosen['kernels']} sum in an order of their own"
+        why = mixed_numerics(numerics) or f"kernels {chosen['kernels']} sum in an order of their own"
         raise InvalidRequestError(f"exact: this route is cut: {promise.cut}; {why}")
     transports = sorted({station.transport for station in network.stations if station.transport})
     token_bytes, interior_bytes = _token_bytes(network)

@@ -37,7 +37,7 @@ async def test_every_plan_and_chunk_gives_the_same_tokens_and_logits(
     async with engine_on(plan, model, route=route, **keywords) as engine:
         for chunk in (7, 100_000):
             assert await generated(engine, prompt, 20, chunk) == expected, chunk
-        assert engine.setting.exactness.model == "approximate"
+        assert (engine.setting.exactness.cut, engine.setting.exactness.model) == ("exact", "approximate")
 
 
 async def test_reference_kernels_run_overlays_too(model: ModelFolder) -> None:

@@ -102,6 +102,10 @@ class Speculation:
         self._taken = 0  # tokens of it
         self._token_s: float | None = None  # when the last token came, if from a pass of one row
 
+    def use_pick(self, pick: Callable[[DraftAnswer], int]) -> None:
+        """Another choice of a guess from what a draft's head said; only acceptance depends on it."""
+        self._pick = pick
+
     def read(self, prompt: Sequence[int]) -> None:
         """The prompt's tokens, from which lookup may guess."""
         if self._means.lookup is not None:

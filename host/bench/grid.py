@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from aeonflow.errors import AeonflowError
+
 from ..errors import UnsupportedOptionError
 from .prompts import load_prompts
 from .trisplit import Cell, Measured, OnToken, measure_cell
@@ -45,11 +47,12 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a planned cell: measured, or refused by an engine that has no such option yet."""
+    """What became of a planned cell: measured; or `why` it was not: refused by the engine, or failed (`is_failed`)."""
 
     planned: Planned
     measured: Measured | None
-    refused: str = ""
+    why: str = ""
+    is_failed: bool = False
 
 
 def plan_grid(
@@ -69,8 +72,8 @@ def plan_grid(
 async def run_grid(
     planned: Sequence[Planned], *, model: str, on_cell: OnCell, on_measured: OnMeasured
 ) -> list[Outcome]:
-    """Run the cells one after the other. A cell that the engine refuses as unsupported is told as refused; any other
-    error ends the grid, after what was measured has gone to `on_measured`."""
+    """Run the cells one after the other. One that the engine refuses, or that fails, does not keep the others from
+    running."""
     outcomes = []
     for index, one in enumerate(planned):
         prompt = load_prompts(one.cell.prompts).prompts[0]
@@ -78,8 +81,8 @@ async def run_grid(
         try:
             measured = await measure_cell(one.cell, model=model, prompt=prompt, limit_s=one.limit_s, on_token=on_token)
             outcome = Outcome(one, measured)
-        except UnsupportedOptionError as error:
-            outcome = Outcome(one, None, str(error))
+        except AeonflowError as error:
+            outcome = Outcome(one, None, str(error), is_failed=not isinstance(error, UnsupportedOptionError))
         outcomes.append(outcome)
         on_measured(outcome)
     return outcomes
@@ -102,12 +105,14 @@ def grid_report(outcomes: Sequence[Outcome], model: str) -> dict[str, Any]:
         "machine": reports[0]["machine"] if reports else None,
         "tokens_agree": tokens_agree(reports),
         "cells": rows,
-        "refused": [
-            {"way": o.planned.cell.way, "link_delay_ms": o.planned.cell.link_delay_ms, "why": o.refused}
-            for o in outcomes
-            if o.refused
-        ],
+        "refused": [_missing(outcome) for outcome in outcomes if outcome.measured is None and not outcome.is_failed],
+        "failed": [_missing(outcome) for outcome in outcomes if outcome.is_failed],
     }
+
+
+def _missing(outcome: Outcome) -> dict[str, Any]:
+    cell = outcome.planned.cell
+    return {"way": cell.way, "link_delay_ms": cell.link_delay_ms, "why": outcome.why}
 
 
 def tokens_agree(reports: Sequence[dict[str, Any]]) -> bool:

@@ -175,3 +175,16 @@ def overlap_saves(recording: Recording, wanted: Wanted) -> list[float]:
                 begins[at] = min(begins.get(at, stage.began_s), stage.began_s)
     decoded = {(event.session, event.epoch, event.first) for event in recording.tracks[0].events if wanted(event)}
     return [end_s - begins[at] for at, end_s in ends.items() if at in begins and at[:3] in decoded]
+
+
+def draft_trips(recording: Recording, wanted: Wanted) -> list[float]:
+    """Seconds from the departure of a pass to the guess that grew from it, where one came (Pair X `draft`)."""
+    host = recording.tracks[0].events
+    departed = {(e.session, e.epoch, e.first + e.rows): e.began_s for e in host if e.what == What.WAIT and wanted(e)}
+    guesses = (e for e in host if e.what == What.RECEIVE and e.kind == Kind.DRAFT)
+    trips = []
+    for event in guesses:
+        began_s = departed.get((event.session, event.epoch, event.first + event.rows))
+        if began_s is not None:
+            trips.append(event.began_s - began_s)
+    return trips

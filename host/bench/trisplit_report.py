@@ -14,7 +14,7 @@ from aeonflow.trace import What
 
 from ..trace import Recording
 from .trisplit_formula import Formula
-from .trisplit_passes import HOST, Hop, Pass, overlap_saves, passes_of
+from .trisplit_passes import HOST, Hop, Pass, draft_trips, overlap_saves, passes_of
 
 if TYPE_CHECKING:
     from ..result import Result
@@ -79,6 +79,7 @@ def report_of(run: Run, recording: Recording, *, num_layers: int, crossing_s: fl
         "layer_s": _layer_report(passes),
         "ends_s": quantiles(sum(hop.seconds for hop in one.hops if hop.role in ENDS) for one in passes),
         "pass_s": quantiles(one.seconds for one in passes),
+        "draft_s": quantiles(draft_trips(recording, decoded)),
         "passes": num_passes,
         "passes_traced": len(passes),
         "wire_floor_s": round(floor_s, DIGITS),

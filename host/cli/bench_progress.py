@@ -78,7 +78,7 @@ class GridProgress:
         took = f"({time.monotonic() - self._began_s:.0f} s, {planned.estimate_s:.0f} were estimated)"
         name = f"{planned.cell.link_delay_ms:g} ms, {planned.cell.way}"
         if outcome.measured is None:
-            note(f"{name}: {outcome.refused}")
+            note(f"{name}: {outcome.why}")
             return
         report = outcome.measured.report
         note(f"{name}: {1e3 * report['token_s']:.1f} ms a token, {report['formula_ratio']} x the formula {took}")

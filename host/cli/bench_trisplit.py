@@ -163,13 +163,15 @@ def _run_grid(
     if cell != plain:
         raise UsageError("--grid has its own ways and delays: only --new-tokens, --model, --kernels, --threads, "
                          "--transport, --netns, --delays, --only go with it")  # fmt: skip
+    if only and not any(only in way.way for way in WAYS):
+        raise UsageError(f"--only {only!r}: the ways are {'; '.join(way.way for way in WAYS)}")
     ways = [msgspec.structs.replace(way, **kept) for way in WAYS if not only or only in way.way or way.way == BASELINE]
     name, card = _model(model)
     planned = plan_grid(Estimator(card), _delays(delays, DELAYS_MS), cell.new_tokens, ways)
     if limit_s is not None:
         planned = tuple(msgspec.structs.replace(one, limit_s=limit_s) for one in planned)
     whole_s = sum(one.estimate_s for one in planned)
-    note(f"{len(planned)} cells of {len(ways)} ways, about {duration(whole_s)} together")
+    note(f"cells: {len(planned)}, of {len(ways)} ways; about {duration(whole_s)} together")
     outcomes: list[Outcome] = []
 
     def measured(outcome: Outcome) -> None:
@@ -188,6 +190,8 @@ def _run_grid(
                 show_grid(report)
             if out is not None:
                 _tell(*write_grid(outcomes, report, out))
+    if report["failed"]:
+        raise CommandFailedError(f"{len(report['failed'])} of {len(planned)} cells failed")
     if not report["tokens_agree"]:
         raise CommandFailedError("answers to the same prompt differ: the JSON object has the token ids")
 

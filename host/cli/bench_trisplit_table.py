@@ -48,8 +48,10 @@ def show_grid(report: dict[str, Any]) -> None:
         own = {cell["link_delay_ms"]: cell for cell in cells if cell["way"] == way}
         rows.append([way, *(_cell(own[delay]) if delay in own else "" for delay in delays)])
     print_table(("ms a token (x relay, / formula)", *(f"{delay:g} ms" for delay in delays)), rows)
-    for refused in {one["way"]: one["why"] for one in report["refused"]}.items():
-        print(f"not measured: {refused[0]}: {refused[1]}")
+    for way, why in {one["way"]: one["why"] for one in report["refused"]}.items():
+        print(f"not measured: {way}: {why}")
+    for one in report["failed"]:
+        print(f"FAILED: {one['way']} at {one['link_delay_ms']:g} ms: {one['why']}")
     print("tokens agree" if report["tokens_agree"] else "TOKENS DIFFER between ways")
 
 
@@ -83,7 +85,7 @@ def _hop_rows(report: dict[str, Any]) -> list[list[str]]:
             name = {"all": "all hops", "wire": "a message on the wire"}.get(role, role)
             rows.append([name, *_quantiles(hop), *_inner(hop, "compute"), *_inner(hop, "queue"), str(hop["count"])])
     others = (
-        ("a layer", "layer_s"), ("embed, head, host", "ends_s"), ("a pass", "pass_s"), ("a token", "token_spread_s"),
+        ("a layer", "layer_s"), ("embed, head, host", "ends_s"), ("a pass", "pass_s"), ("a draft", "draft_s"), ("a token", "token_spread_s"),
         ("overlap save", "overlap_save_s"),
     )  # fmt: skip
     for name, key in others:

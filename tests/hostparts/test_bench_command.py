@@ -19,6 +19,7 @@ from host.cli.failure import run_app
         (["--delays", "1"], "--delays and --only are of --grid"),
         (["--grid", "--plan", "layers:2"], "--grid has its own ways and delays"),
         (["--grid", "--delays", "1,x"], "numbers of milliseconds"),
+        (["--grid", "--only", "magic"], "the ways are trisplit relay; trisplit chain;"),
         (["--coalesce", "both", "--netns"], "without --grid, --netns and --out"),
         (["--prompts", "nowhere.json"], "shipped sets are chat and edit"),
         (["--new-tokens", "1"], "--new-tokens"),
@@ -52,7 +53,7 @@ def test_the_grid_is_shown_by_way_and_delay_with_what_was_refused(capsys: pytest
 
     cells = [cell("relay", 1.0, 0.4, 1.0), cell("chain", 1.0, 0.2, 2.0), cell("chain", 5.0, 0.5, None)]
     refused = [{"way": "chain, magic", "link_delay_ms": 1.0, "why": "not built"}]
-    show_grid({"cells": cells, "refused": refused, "tokens_agree": False})
+    show_grid({"cells": cells, "refused": refused, "failed": [], "tokens_agree": False})
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[-4:] == ["1", "ms", "5", "ms"]
     assert lines[2].split() == ["chain", "200.0", "(2.00x,", "1.02)", "500.0", "(–,", "1.02)"]

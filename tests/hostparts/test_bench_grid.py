@@ -65,6 +65,7 @@ def test_answers_to_one_prompt_must_begin_alike_whatever_their_length() -> None:
 async def test_a_grid_measures_what_it_can_and_names_what_the_engine_refuses(tiny_model: Path, tmp_path: Path) -> None:
     cells = [Cell(route="relay", kernels="reference", new_tokens=3), Cell(kernels="reference", new_tokens=3)]
     cells.append(Cell(kernels="reference", new_tokens=3, speculate="pairz", plan="layers:2"))
+    cells.append(Cell(kernels="reference", new_tokens=3, plan="layers:99"))
     planned = [Planned(cell, 5.0, 60.0) for cell in cells]
     seen: list[Outcome] = []
     outcomes = await run_grid(
@@ -74,7 +75,9 @@ async def test_a_grid_measures_what_it_can_and_names_what_the_engine_refuses(tin
     assert seen == outcomes
     assert [cell["way"] for cell in found["cells"]][:2] == ["trisplit relay", "trisplit chain"]
     assert found["tokens_agree"]
-    assert len(found["cells"]) + len(found["refused"]) == 3
+    assert [(one["way"], "pairz" in one["why"]) for one in found["refused"]] == [("layers:2 chain, pairz", True)]
+    assert ["99" in one["why"] for one in found["failed"]] == [True]
+    assert len(found["cells"]) == 2
     written, problem = write_grid(outcomes, found, tmp_path)
     assert {"grid.json", "grid.html"} <= {path.name for path in written}
     page = (tmp_path / "grid.html").read_text("utf-8")

@@ -20,7 +20,7 @@ from .fleets import engine_on, generated
 
 O1 = OverlayOptions(m=4, w=16, sink=2)
 TEXT = "m=4,w=16,sink=2"
-CONTEXT = 384
+CONTEXT = 256
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def test_a_report_of_no_certain_gain_refuses_it_with_the_figures(
     figures: dict[str, Any], model: ModelFolder, proofs: Path
 ) -> None:
     save_proof(proofs, a_proof(model, **figures))
-    with pytest.raises(UnsupportedOptionError, match=r"KL 0\.1 against 0\.3 of f32 max_rows=128 .* at 384 tokens"):
+    with pytest.raises(UnsupportedOptionError, match=r"KL 0\.1 against 0\.3 of f32 max_rows=128 .* at 256 tokens"):
         async with engine(model):
             raise AssertionError("it was used")
     async with engine(model, approximate=True) as running:
@@ -82,7 +82,7 @@ async def test_a_report_that_was_copied_from_another_model_is_refused(model: Mod
 
 
 async def test_what_is_measured_decides(model: ModelFolder, proofs: Path) -> None:
-    text = [(i * i * 31 + i) % 512 for i in range(900)]
+    text = [(i * i * 31 + i) % 512 for i in range(520)]
     async with Engine.launch(model=str(model.path), kernels="reference") as running:
         windows = texts_to_windows([text], CONTEXT, 4096)
         option = KvOptions(o1=O1)

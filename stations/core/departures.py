@@ -6,13 +6,14 @@ a station never sends under an epoch older than its own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 
 from aeonflow.errors import GapError, PoisonedError
 from aeonflow.tensors import Kind
 
+from ..kv.draft_view import DraftView
 from ..kv.layer_cache import LayerKvCache
 from .arrivals import Arrivals
 from .batch import Batch
@@ -79,6 +80,9 @@ class Departures:
             else:
                 session.passed[job.stage.place] = head.first + head.rows
                 self._emit(job, batch.outputs[index])
+        if stage.has_cache and batch.jobs[0].head.kind != _CANONICAL:
+            for (view,) in batch.caches:
+                self._seeded.release(cast(DraftView, view))
 
     def _finish_draft(self, job: Job, batch: Batch, index: int) -> None:
         """The same for rows that are not canonical: whatever goes wrong, the session's own rows stay as they are."""
@@ -88,7 +92,8 @@ class Departures:
             error = PoisonedError(f"{job.stage.role} of layer {job.stage.layer} gave NaN or infinity in a draft")
             self._arrivals.poisoned(job.session, job.head, job.stage, job.caller, error)
         else:
-            self._seeded.computed(job)
+            if views := batch.caches:
+                self._seeded.attended(job, cast(DraftView, views[index][0]))
             self._emit(job, batch.outputs[index])
 
     def _drop(self, job: Job, stale_event: str) -> None:

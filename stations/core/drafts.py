@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aeonflow.errors import CallError, PoisonedError, RollbackError
+from aeonflow.errors import CallError, PoisonedError
 from aeonflow.tensors import Kind
 
 from ..kernels.base import vocab_range
 from ..kv.draft_view import DraftView
-from ..kv.errors import KvFormError
+from ..kv.errors import KvFormError, RollbackError
 from .arrivals import Arrivals
 from .batch import is_finite
 from .counters import Counters
 from .emit import Emitter
 from .failures import Failures
 from .queue import Job
-from .scratch import DRAFT_WINDOW
+from .scratch import DRAFT_WINDOW, Views
 from .seed_port import SeedPort
 from .seeds import Completed, signed_sum
 from .session import Session
@@ -57,29 +57,35 @@ class SeededPasses:
         self._emitter = emitter
         self._failures = failures
         self._events = counters.events
+        self._views = Views()
         port.starts["draft"] = port.starts["live"] = self._start
 
     def view(self, job: Job) -> DraftView | None:
         """What a draft's attention reads; None, counted, where a row it needs is missing or cannot be read."""
         session, layer, position = job.session, job.stage.layer, job.head.first
         (cache,) = session.caches_of(layer, layer)
-        try:
-            found = session.scratch.view(layer, position, cache)
-        except (KvFormError, RollbackError):
-            self._events["drafts_unreadable"] += 1
-            return None
-        if found is None:
+        rows = session.scratch.rows(layer, min(cache.pos_len, position), position)
+        if rows is None:
             self._events["drafts_starved"] += 1
             return None
-        view, scratch_rows = found
-        self._events["draft_scratch_reads"] += scratch_rows
+        view = self._views.take(cache)
+        try:
+            view.show(cache, position, rows)
+        except (KvFormError, RollbackError):
+            self._events["drafts_unreadable"] += 1
+            self._views.give_back(view)
+            return None
+        self._events["draft_scratch_reads"] += len(rows)
         return view
 
-    def computed(self, job: Job) -> None:
-        """A draft's rows are whole: those of attention are kept for the drafts of later positions."""
-        if job.stage.has_cache:
-            self._events["drafts_attended"] += 1
-            job.session.scratch.keep(job.stage.layer, job.head.first)
+    def attended(self, job: Job, view: DraftView) -> None:
+        """The row of a draft's attention is whole: it is kept for the drafts of later positions."""
+        self._events["drafts_attended"] += 1
+        job.session.scratch.keep(job.stage.layer, job.head.first, view.newest())
+
+    def release(self, view: DraftView) -> None:
+        """A draft is done with what it read, whatever became of it."""
+        self._views.give_back(view)
 
     def answer(self, job: Job, logits: F32) -> None:
         """The end of a draft at a head part, logits [1, V of the part]: its best tokens go to the host."""

@@ -12,54 +12,58 @@ from ..kv.layer_cache import LayerKvCache
 
 DRAFT_WINDOW = 3  # positions that drafts may be ahead of the last true one; the host starts no more
 SCRATCH_ROWS = DRAFT_WINDOW + 1  # a layer
-
-
-class _Layer:
-    __slots__ = ("rows", "view")
-
-    def __init__(self, cache: LayerKvCache) -> None:
-        self.rows: dict[int, DraftRow] = {}  # by position
-        self.view = DraftView(cache.num_kv_heads, cache.head_dim, cache.mode)
+MAX_SPARE_VIEWS = 16  # kept for the next batches; each has room for 64 rows of one layer
 
 
 class Scratch:
-    """Rows by layer and position; `cleared` at every new epoch and at the end."""
+    """Rows by layer and position; cleared at every new epoch and at the end."""
 
     __slots__ = ("_layers",)
 
     def __init__(self) -> None:
-        self._layers: dict[int, _Layer] = {}
+        self._layers: dict[int, dict[int, DraftRow]] = {}
 
     def __len__(self) -> int:
         """Rows of the layer that holds most."""
-        return max((len(layer.rows) for layer in self._layers.values()), default=0)
+        return max((len(rows) for rows in self._layers.values()), default=0)
 
     def holds(self, layer: int, position: int) -> bool:
         """Has a draft computed that position here?"""
-        held = self._layers.get(layer)
-        return held is not None and position in held.rows
+        return position in self._layers.get(layer, ())
 
-    def view(self, layer: int, position: int, cache: LayerKvCache) -> tuple[DraftView, int] | None:
-        """What a draft at `position` sees of `layer`, and how many rows of it are scratch. None where a row is missing.
-
-        Raises KvFormError or RollbackError for a cache whose rows below the position cannot be read as rows.
-        """
-        first = min(cache.pos_len, position)
-        held = self._layers.get(layer)
-        if held is None:
-            held = self._layers[layer] = _Layer(cache)
-        if position - first > SCRATCH_ROWS or not all(j in held.rows for j in range(first, position)):
+    def rows(self, layer: int, first: int, position: int) -> list[DraftRow] | None:
+        """The rows of positions [first, position); None where one is missing."""
+        held = self._layers.get(layer, {})
+        if position - first > SCRATCH_ROWS or not all(j in held for j in range(first, position)):
             return None
-        held.view.show(cache, position, [held.rows[j] for j in range(first, position)])
-        return held.view, position - first
+        return [held[j] for j in range(first, position)]
 
-    def keep(self, layer: int, position: int) -> None:
-        """Store the row that a draft has appended to its view."""
-        held = self._layers[layer]
-        held.rows[position] = held.view.newest()
-        while len(held.rows) > SCRATCH_ROWS:
-            del held.rows[min(held.rows)]
+    def keep(self, layer: int, position: int, row: DraftRow) -> None:
+        """Store the row of a draft, in place of the lowest position where the ring is full."""
+        held = self._layers.setdefault(layer, {})
+        held[position] = row
+        while len(held) > SCRATCH_ROWS:
+            del held[min(held)]
 
     def clear(self) -> None:
-        for held in self._layers.values():
-            held.rows.clear()
+        """Forget all rows."""
+        self._layers.clear()
+
+
+class Views:
+    """Views for the drafts of a batch, used again by later ones: as many as a batch ever had, not one a session."""
+
+    def __init__(self) -> None:
+        self._spare: dict[str, list[DraftView]] = {}
+
+    def take(self, cache: LayerKvCache) -> DraftView:
+        """One for a cache like this; it shows nothing yet."""
+        spare = self._spare.get(cache.mode)
+        return spare.pop() if spare else DraftView(cache.num_kv_heads, cache.head_dim, cache.mode)
+
+    def give_back(self, view: DraftView) -> None:
+        """Nobody reads it any more."""
+        view.forget()
+        spare = self._spare.setdefault(view.layer_mode, [])
+        if len(spare) < MAX_SPARE_VIEWS:
+            spare.append(view)

@@ -87,7 +87,7 @@ class _ViewRows:
 
 
 class DraftView(LayerKvCache):
-    """What kernels take as the cache of a draft's row. Used again and again for one layer of one session.
+    """What kernels take as the cache of a draft's row; one after the other may be shown in the same view.
 
     `mode` is the layer's: f16 rows are rounded here too. A row that the layer would code in 8 or 4 bits is read exact
     by its own draft and by the next ones, which only a guess can show.
@@ -95,6 +95,7 @@ class DraftView(LayerKvCache):
 
     def __init__(self, num_kv_heads: int, head_dim: int, mode: str = "f32") -> None:
         super().__init__(num_kv_heads, head_dim)
+        self.layer_mode = mode
         self._rows = _ViewRows(num_kv_heads, head_dim, mode)
         self._store = self._rows
 
@@ -115,6 +116,11 @@ class DraftView(LayerKvCache):
         for row in rows:
             self._rows.append(row.k, row.v)
         self._next = position + len(rows)
+        self._describe()
+
+    def forget(self) -> None:
+        """Show nothing: what was shared may go."""
+        self._rows.share([])
         self._describe()
 
     def newest(self) -> DraftRow:

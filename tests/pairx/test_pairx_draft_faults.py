@@ -12,6 +12,7 @@ from aeonflow import Flags, bands
 from aeonflow.tensors import Kind, Port, Tensor, pack_tensors
 from stations.core.drafts import MAX_QUEUED_DRAFTS
 from stations.core.station import Station
+from stations.kv.eviction import Born
 from tests.station.cores import HOST, run_queue, tensor
 
 from .cases import NUM_PROMPT, Case
@@ -121,6 +122,18 @@ def test_drafts_of_positions_that_nothing_leads_to_are_dropped(case: Case, net: 
     assert give(station, LINE_145, a_seed(NUM_PROMPT + 40, 3)) == []
     assert station.counters.events["drafts_starved"] == 2
     end_well(case, net)
+
+
+def test_a_cache_whose_rows_below_the_draft_are_gone_drops_it(case: Case, net: DraftNet) -> None:
+    station = net.stations[ATTN]
+    caches = station.sessions.get(SESSION).caches
+    caches[2].evict(2, Born())
+    assert give(station, LINE_145, a_seed(NUM_PROMPT - 1, 2)) == []
+    assert station.counters.events["drafts_unreadable"] == 1
+    caches[3].install_bounded(8)
+    assert give(station, LINE_145, a_seed(NUM_PROMPT, 3)) == []
+    assert station.counters.events["drafts_unreadable"] == 2
+    assert not station.queue.length
 
 
 def test_more_drafts_than_a_station_can_queue_are_dropped(case: Case, net: DraftNet) -> None:

@@ -47,6 +47,7 @@ def test_tokens_logits_and_caches_are_those_of_a_plain_run(case: Case, **adversi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @settings(deadline=None, max_examples=400)
 @given(**ADVERSITY)
 def test_the_same_of_very_many_runs(case: Case, **adversity: Any) -> None:

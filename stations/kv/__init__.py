@@ -7,6 +7,7 @@ from .identity import operator_identity
 from .layer_cache import LayerKvCache
 from .nystrom import OverlayShape, Rect
 from .ring import RingRope, RingWeights
+from .shipment import pack_shipment, unpack_shipment
 from .wire import RecordKind
 
 __all__ = [
@@ -26,5 +27,7 @@ __all__ = [
     "RingWeights",
     "RollbackError",
     "operator_identity",
+    "pack_shipment",
     "policy_named",
+    "unpack_shipment",
 ]

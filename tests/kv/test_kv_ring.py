@@ -106,6 +106,17 @@ def test_the_state_of_a_ring_does_not_grow() -> None:
     assert (layer.seq_len, layer.pos_len, len(layer.bounded)) == (WINDOW, 200, WINDOW)
 
 
+def test_a_ring_takes_the_same_bytes_at_128_4096_and_32768_positions() -> None:
+    layer, rows = ring(), some_rows(5, 64, HEADS, DIM)
+    sizes = {}
+    for position in range(32_768):
+        layer.bounded.insert(rows[position % 64], rows[-position % 64])
+        if position + 1 in (128, 4_096, 32_768):
+            sizes[position + 1] = layer.memory_bytes(), len(layer.export_wire())
+    assert set(sizes.values()) == {(2 * HEADS * WINDOW * DIM * 4 + 8, 52 + 2 * HEADS * WINDOW * DIM * 4)}
+    assert len(sizes) == 3
+
+
 def test_rows_of_a_ring_can_be_taken_back_bit_for_bit() -> None:
     plain, speculative = ring(), ring()
     for position in range(90):

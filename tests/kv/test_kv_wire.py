@@ -10,7 +10,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stations.kv import KvFormError, LayerKvCache, RecordError, RecordKind, operator_identity
+from stations.kv import (
+    KvFormError,
+    LayerKvCache,
+    RecordError,
+    RecordKind,
+    operator_identity,
+    pack_shipment,
+    unpack_shipment,
+)
 
 from .kv_rows import bits, filled, some_rows
 
@@ -273,6 +281,27 @@ def test_10000_mutated_records_are_refused_untouched_or_export_to_the_bytes_they
         layers[make] = (make(), untouched)
     assert all(accepted[kind] > 40 for kind in range(4)), accepted
     assert sum(accepted.values()) < 9_000
+
+
+def test_10000_mutated_messages_are_refused_or_hold_the_record_that_was_sent() -> None:
+    rng = random.Random(21)
+    accepted = 0
+    records = originals()
+    messages = [pack_shipment(record) for record, _ in records]
+    for _ in range(10_000):
+        index = rng.randrange(len(messages))
+        message = mutated(messages[index], rng)
+        try:
+            record = unpack_shipment(message)
+        except RecordError:
+            assert message != messages[index]
+            continue
+        assert record == records[index][0]
+        accepted += 1
+    assert unpack_shipment(messages[0]) == records[0][0]
+    assert accepted < 5_000
+    with pytest.raises(RecordError, match="message of 31 bytes: 32 of hash"):
+        unpack_shipment(bytes(31))
 
 
 def test_no_record_makes_an_import_reserve_more_than_its_size() -> None:

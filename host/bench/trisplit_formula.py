@@ -3,7 +3,9 @@
 A pass: hops x L + the computes on its path. A hop is one crossing: 3n + 3 of them a pass on a `trisplit` chain of n
 layers, 6n + 4 on a relay, 2n + 3 with ffn slices. Speculation divides by the tokens a pass yields. The pipelined draft:
 T (1 - a (1 - D / T)) with acceptance a, and D = (2n + f + 4) L + computes the round trip of a draft that forks at
-layer f. Knows no software cost on purpose: what a measurement has above it is what there is to gain.
+layer f. Where a stage waits for the later of several messages, their spread s counts as well: 0.8 n s of a draft (whose
+GATE-UP joins two), n c_K sqrt(2) s of K ffn slices, c_K the mean of the largest of K normal values. Knows no software
+cost on purpose: what a measurement has above it is what there is to gain.
 """
 
 from __future__ import annotations
@@ -13,14 +15,18 @@ from typing import Any, Self
 import msgspec
 
 FORK_LAYER = 1
+DRAFT_JOINS = 0.8
+LARGEST_OF = {1: 0.0, 2: 0.564, 4: 1.029, 8: 1.424}  # mean of the largest of so many standard normal values
 DIGITS = 7
 
 
 class Formula(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; `drafting`: how much of a token's time the pipelined draft leaves, 1 without one."""
+    """Seconds; `drafting`: how much of a token's time the pipelined draft leaves, 1 without one; `joins_s`: waiting for
+    the latest of slices."""
 
     hops: int
     hop_s: float
+    joins_s: float
     compute_s: float
     tokens_per_pass: float
     drafting: float
@@ -35,20 +41,26 @@ class Formula(msgspec.Struct, frozen=True, kw_only=True):
         compute_s: float,
         tokens_per_pass: float,
         num_layers: int,
-        drafts: tuple[int, int] | None,
+        drafts: tuple[int, int] | None = None,
+        spread_s: float = 0.0,
+        slices: int = 1,
     ) -> Self:
-        """`drafts`: (drafted, accepted) of the pipelined draft, None without one."""
+        """`drafts`: (drafted, accepted) of the pipelined draft, None without one; `spread_s`: standard deviation of a
+        crossing; `slices`: of the ffn."""
+        joins_s = num_layers * LARGEST_OF.get(slices, 0.0) * 2**0.5 * spread_s
         alpha: float | None = None
         drafting = 1.0
         if drafts is not None:
             alpha = drafts[1] / drafts[0]
             whole_s = hops * hop_s + compute_s
-            draft_s = (2 * num_layers + FORK_LAYER + 4) * hop_s + compute_s
+            draft_hops = 2 * num_layers + FORK_LAYER + 4
+            draft_s = draft_hops * hop_s + compute_s + DRAFT_JOINS * num_layers * spread_s
             drafting = 1 - alpha * (1 - min(1.0, draft_s / whole_s)) if whole_s else 1.0
             tokens_per_pass = max(1.0, tokens_per_pass)  # passes for guesses gone wrong are in the acceptance
         return cls(
             hops=hops,
             hop_s=hop_s,
+            joins_s=joins_s,
             compute_s=compute_s,
             tokens_per_pass=tokens_per_pass,
             drafting=drafting,
@@ -57,7 +69,7 @@ class Formula(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pass_s(self) -> float:
-        return self.hops * self.hop_s + self.compute_s
+        return self.hops * self.hop_s + self.joins_s + self.compute_s
 
     @property
     def token_s(self) -> float:
@@ -69,6 +81,7 @@ class Formula(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "hops": self.hops,
             "hop_s": round(self.hop_s, DIGITS),
+            "joins_s": round(self.joins_s, DIGITS),
             "compute_s": round(self.compute_s, DIGITS),
             "tokens_per_pass": round(self.tokens_per_pass, 4),
             "drafting": round(self.drafting, 4),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from aeonflow.bands import FFN
 from aeonflow.messages import TraceEvent
 from aeonflow.trace import What
 
@@ -64,6 +65,8 @@ def report_of(run: Run, recording: Recording, *, num_layers: int, crossing_s: fl
         tokens_per_pass=num_decoded / num_passes if num_passes else 1.0,
         num_layers=num_layers,
         drafts=_drafts(result),
+        spread_s=_spread(wires),
+        slices=1 + max((e.part for track in recording.stations for e in track.events if e.stream == FFN), default=0),
     )
     return {
         "tokens": len(result.token_ids),
@@ -162,6 +165,12 @@ def _between(
 def _wires(recording: Recording, wanted: Any) -> list[float]:
     """Of every message: from the end of its write to the beginning of its handling."""
     return [message.wire_s for message in recording.messages() if wanted(message.sent)]
+
+
+def _spread(values: Sequence[float]) -> float:
+    """A standard deviation that a few stalls do not decide: half of what lies between the 16 % and 84 % quantiles."""
+    ordered = sorted(values)
+    return (ordered[int(0.84 * len(ordered))] - ordered[int(0.16 * len(ordered))]) / 2 if ordered else 0.0
 
 
 def _obtained(counted: Counted) -> float:

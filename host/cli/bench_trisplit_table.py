@@ -18,6 +18,8 @@ def show_cell(report: dict[str, Any]) -> None:
     )
     formula = report["formula"]
     parts = f"{formula['hops']} hops x {_ms(formula['hop_s'])} + computes {_ms(formula['compute_s'])}"
+    if formula["joins_s"]:
+        parts += f" + joins {_ms(formula['joins_s'])}"
     if formula["tokens_per_pass"] != 1:
         parts += f", / {formula['tokens_per_pass']:.2f} tokens a pass"
     if formula["alpha"] is not None:
@@ -85,8 +87,8 @@ def _hop_rows(report: dict[str, Any]) -> list[list[str]]:
             name = {"all": "all hops", "wire": "a message on the wire"}.get(role, role)
             rows.append([name, *_quantiles(hop), *_inner(hop, "compute"), *_inner(hop, "queue"), str(hop["count"])])
     others = (
-        ("a layer", "layer_s"), ("embed, head, host", "ends_s"), ("a pass", "pass_s"), ("a draft", "draft_s"), ("a token", "token_spread_s"),
-        ("overlap save", "overlap_save_s"),
+        ("a layer", "layer_s"), ("embed, head, host", "ends_s"), ("a pass", "pass_s"), ("a draft", "draft_s"),
+        ("a token", "token_spread_s"), ("overlap save", "overlap_save_s"),
     )  # fmt: skip
     for name, key in others:
         if report[key]:

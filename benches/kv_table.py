@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aeonflow import new_event_loop
-from host.bench.kv_table import COLUMNS, WAYS, WINDOWS, bench_kv_table, default_texts, table_rows
+from host.bench.kv_table import WAYS, WINDOWS, bench_kv_table, default_texts, table_text, with_table
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("files", type=Path, nargs="*", help="texts (default: Python's documentation and licence)")
@@ -26,6 +26,7 @@ parser.add_argument("--plan", default="solo")
 parser.add_argument("--threads", type=int, default=None)
 parser.add_argument("--json", type=Path, help="where the figures go")
 parser.add_argument("--from", type=Path, dest="measured", help="figures that were measured before")
+parser.add_argument("--into", type=Path, help="a document whose table of these columns is replaced")
 parser.add_argument("--plot", type=Path, help="an .svg or .png: KV bytes and decode rate against context")
 
 
@@ -45,8 +46,10 @@ if __name__ == "__main__":
     found = json.loads(options.measured.read_text("utf-8")) if options.measured else measured(options)
     if options.json:
         options.json.write_text(json.dumps(found) + "\n", "utf-8")
-    for row in (COLUMNS, ("---",) * len(COLUMNS), *table_rows(found)):
-        print(f"| {' | '.join(row)} |")
+    table = table_text(found)
+    print(table)
+    if options.into:
+        options.into.write_text(with_table(options.into.read_text("utf-8"), table), "utf-8")
     for context, ways in found["left_out"].items():
         for way, why in ways.items():
             print(f"left out at {context}: {way}: {why}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """Does a model gain by O(1) layers? What `aeonflow eval --o1` measured, kept by fingerprint and asked before any use.
 
 An overlay has to beat what the same bytes buy otherwise: sinks and the newest rows on every layer. It does where the
-mean of KL(window) - KL(overlay), token by token, is positive by more than `MIN_ERRORS` standard errors. The verdict is
-drawn from the figures whenever it is asked for and never stored.
+mean of KL(window) - KL(overlay), token by token, is positive by more than `MIN_ERRORS` standard errors over at least
+`MIN_TOKENS`. The verdict is drawn from the figures whenever it is asked for and never stored.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .fleet.state import cache_root
 from .plan import Geometry
 
 MIN_ERRORS = 2.0
+MIN_TOKENS = 256  # scored; a difference over fewer proves nothing, whatever its error is taken to be
 _KEPT_SHARE = 7 / 8  # rows that an evicting cache holds on average: from three quarters of its bound to all of it
 
 
@@ -44,7 +45,8 @@ class OverlayProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def wins(self) -> bool:
-        return self.gain_se is not None and self.gain > MIN_ERRORS * self.gain_se
+        is_sure = self.gain_se is not None and self.gain > MIN_ERRORS * self.gain_se
+        return is_sure and self.num_text_tokens >= MIN_TOKENS
 
     def __str__(self) -> str:
         """One line for people."""
@@ -52,6 +54,7 @@ class OverlayProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return (
             f"KL {self.kl:.3g} against {self.window_kl:.3g} of {self.window} in {self.kv_bytes:,} and"
             f" {self.window_kv_bytes:,} bytes, a gain of {self.gain:+.2g} ± {error} at {self.context:,} tokens"
+            f" over {self.num_text_tokens:,}"
         )
 
 

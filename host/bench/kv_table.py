@@ -32,6 +32,7 @@ WAYS = (  # what matters most first
     "kv=q8k", "kv=q8v",
 )  # fmt: skip
 EQUAL = "as many bytes as "  # before an O(1) way: sinks and a window of equal bytes
+COLUMNS = ("context", "option", "bytes", "KL", "ΔPPL %", "recall", "same token", "decode")
 WINDOWS = {512: 4, 2048: 2, 8000: 1}  # by context: how many windows of text; of another context one
 SCORED = 1536  # tokens of ordinary text scored at the end of a window, at most: logits cost as much as a layer's rows
 MAX_CHARACTERS = 80_000  # of Python's documentation: more tokens than any context
@@ -119,13 +120,24 @@ def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-COLUMNS = ("context", "option", "bytes", "KL", "ΔPPL %", "recall", "same token", "decode")
+def table_text(found: Mapping[str, Any]) -> str:
+    """The table, in Markdown."""
+    rows = (COLUMNS, ("---",) * len(COLUMNS), *table_rows(found))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def with_table(document: str, table: str) -> str:
+    """`document` with the table of the same columns replaced. ValueError where it has none."""
+    lines = document.split("\n")
+    first = lines.index(table.split("\n", 1)[0])
+    end = next(i for i in range(first, len(lines) + 1) if i == len(lines) or not lines[i].startswith("|"))
+    return "\n".join([*lines[:first], table, *lines[end:]])
 
 
 def _cells(way: str, one: Mapping[str, Any]) -> tuple[str, ...]:
     name = way.removeprefix("kv=")
     if way.startswith(EQUAL):
-        name = make_name(one["option"]["kv"])
+        name = _name(one["option"]["kv"])
     return (
         f"`{name}`",
         f"{100 * one['bytes_ratio']:.1f} %",
@@ -137,7 +149,7 @@ def _cells(way: str, one: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def make_name(kv: Mapping[str, Any]) -> str:
+def _name(kv: Mapping[str, Any]) -> str:
     """`max_rows=275 evict=recent` of what a side says of its options."""
     return " ".join(f"{name}={value}" for name, value in kv.items() if name in ("max_rows", "evict"))
 

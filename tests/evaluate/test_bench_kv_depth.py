@@ -9,7 +9,7 @@ import pytest
 
 from aeonflow.errors import UnsupportedError
 from host.bench.kv_depth import bench_kv_depth
-from host.bench.kv_table import COLUMNS, Pace, bench_kv_table, foreseen_row_s, table_rows
+from host.bench.kv_table import COLUMNS, Pace, bench_kv_table, foreseen_row_s, table_rows, table_text, with_table
 from host.bench.kv_way import kv_way
 
 
@@ -40,6 +40,9 @@ async def test_the_table_has_a_row_for_every_way_that_makes_sense_at_a_context(t
     names = ["f32", "q8", "f32", "q8", "max_rows=50% evict=recent", "o1=m=4,w=16", "max_rows=128 evict=recent"]
     assert [row[1] for row in table] == [f"`{name}`" for name in names]
     assert {len(row) for row in table} == {len(COLUMNS)}
+    text = table_text(found)
+    old = "\n".join(text.split("\n")[:3])
+    assert with_table(f"before\n\n{old}\n\nafter | this", text) == f"before\n\n{text}\n\nafter | this"
     json.dumps(found)
 
 

@@ -58,7 +58,7 @@ async def test_a_report_of_a_gain_permits_it_and_it_is_declared_certified(model:
             raise AssertionError("a report of other layers was believed")
 
 
-@pytest.mark.parametrize("figures", [{"gain": -0.2}, {"gain": 0.09}, {"gain_se": None}])
+@pytest.mark.parametrize("figures", [{"gain": -0.2}, {"gain": 0.09}, {"gain_se": None}, {"num_text_tokens": 255}])
 async def test_a_report_of_no_certain_gain_refuses_it_with_the_figures(
     figures: dict[str, Any], model: ModelFolder, proofs: Path
 ) -> None:
@@ -93,7 +93,7 @@ async def test_what_is_measured_decides(model: ModelFolder, proofs: Path) -> Non
     assert proof.gain == pytest.approx(window.kl.value - overlay.kl.value)
     assert proof.kl > 0
     assert proof.gain_se is not None
-    assert proof.wins == (proof.gain > 2 * proof.gain_se)
+    assert proof.wins == (proof.gain > 2 * proof.gain_se and proof.num_text_tokens >= 256)
     save_proof(proofs, proof)
     if proof.wins:
         async with engine(model) as running:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aeonflow.errors import AeonflowError
 
 from .background import EngineThread
+from .engine import warn_of_drift
 from .failure import one_line
 from .groups import EngineOptions
 from .loop import TerminatedError
@@ -49,6 +50,7 @@ def converse(
     with ExitStack() as stack:
         with starting(options.what, may_compile=options.may_compile):
             thread = stack.enter_context(EngineThread(open_engine))
+        warn_of_drift(thread.engine)
         conversation = Conversation(thread, system, keywords)
         for line in _lines():
             if line in ("/quit", "/exit"):

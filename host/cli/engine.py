@@ -45,6 +45,12 @@ def prepare_engine(
     return partial(Engine.launch, **keywords | {"model": ready_model(options.model).name})
 
 
+def warn_of_drift(engine: Engine) -> None:
+    """Say how far the output is another model's, where live seeds run on a model that was not built for them."""
+    if engine.network.seeding.drift:
+        warn(f"pair_x live: {engine.network.seeding.drift}")
+
+
 def _warn_of_idle(given: dict[str, Any]) -> None:
     """Name the sampling options that decide nothing because decoding is greedy."""
     from host.sampling import SamplingParams

@@ -70,12 +70,14 @@ async def _generate(
     *,
     as_json: bool,
 ) -> None:
+    from .engine import warn_of_drift
     from .output import note, print_json
     from .progress import starting, summary
 
     async with AsyncExitStack() as stack:
         with starting(options.what, may_compile=options.may_compile):
             engine = await stack.enter_async_context(open_engine())
+        warn_of_drift(engine)
         generation = engine.generate(text, **keywords)
         try:
             async for chunk in generation:

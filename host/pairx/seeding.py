@@ -25,11 +25,15 @@ DRAFT_FORK = (
 
 
 class Seeding(msgspec.Struct, frozen=True):
-    """The mode of a route and its layers that take a seed, as the route carries them."""
+    """The mode of a route and its layers that take a seed, as the route carries them.
+
+    `drift`: of live on a model that was not built for it, in words, how far the output is another model's; else empty.
+    """
 
     mode: str
     layers: tuple[int, ...] = ()
     seed: str = "h"
+    drift: str = ""
 
     @property
     def is_on(self) -> bool:
@@ -106,7 +110,9 @@ def resolve(
             "(aeonflow bench gate) has found its seeds equal to the chain's, so the output would be another model's; "
             "--approximate runs it all the same"
         )
-    seeding = Seeding(pair_x.mode, _layers(pair_x, plan, report), pair_x.seed or "h")
+    layers = _layers(pair_x, plan, report)
+    is_other_model = pair_x.mode == "live" and residual not in BUILT_FOR_LIVE and not gate_passed
+    seeding = Seeding(pair_x.mode, layers, pair_x.seed or "h", _drift(layers, report) if is_other_model else "")
     most = max_seed_rows(hidden_size)
     if prefill_chunk is not None and prefill_chunk > most:
         raise InvalidRequestError(
@@ -138,6 +144,19 @@ def _layers(pair_x: PairX, plan: Plan, report: ProbeReport | None) -> tuple[int,
     if pair_x.mode == "draft" and pair_x.layers is None:
         return _draft_layers(possible, plan.num_layers, report)
     return possible
+
+
+def _drift(layers: tuple[int, ...], report: ProbeReport | None) -> str:
+    """What the probe measured of these layers seeded together, or of the smallest set that has them all."""
+    what = f"{len(layers)} layers take a seed that the model was not built for"
+    if report is None:
+        return f"{what}: how much that changes it was not measured (aeonflow pairx probe)"
+    alone = [one for one in report.layers if (one.layer,) == layers]
+    around = sorted((one for one in report.sets if set(layers) <= set(one.layers)), key=lambda one: len(one.layers))
+    for one in (*alone, *around):
+        of = "measured" if alone or one.layers == layers else f"measured with {len(one.layers)}"
+        return f"{what}: perplexity × {one.perplexity_ratio:.3g}, top-1 {one.top1:.2f}, KL {one.kl:.3g}, {of}"
+    return f"{what}: the probe's report has no set of layers with all of them"
 
 
 def _draft_layers(possible: tuple[int, ...], num_layers: int, report: ProbeReport | None) -> tuple[int, ...]:

@@ -135,6 +135,17 @@ def test_live_is_refused_unless_the_model_was_built_for_it_the_gate_passed_or_it
         assert resolved("live", **changes).layers == (1, 2, 3, 4, 5)
 
 
+def test_live_on_a_model_that_was_not_built_for_it_says_how_far_it_drifts() -> None:
+    all_five = SetProbe(layers=(1, 2, 3, 4, 5), **effect(perplexity_ratio=199.4, top1=0.1, kl=4.6))
+    probed = report((5, 4, 3, 2, 1), (all_five,))
+    said = "5 layers take a seed that the model was not built for: perplexity × 199, top-1 0.10, KL 4.6, measured"
+    assert resolved("live", approximate=True, report=probed).drift == said
+    assert resolved("live", "2", approximate=True, report=probed).drift.endswith("KL 0.1, measured")
+    assert resolved("live", "2-3", approximate=True, report=probed).drift.endswith("measured with 5")
+    assert "aeonflow pairx probe" in resolved("live", approximate=True).drift
+    assert resolved("live", residual="ladder").drift == resolved("shadow").drift == ""
+
+
 def test_prefill_chunks_whose_seeds_are_more_than_a_frame_are_refused_by_name() -> None:
     assert resolved("shadow", hidden_size=5376, prefill_chunk=780).max_rows(5376) == 780
     with pytest.raises(InvalidRequestError, match=r"prefill_chunk 781 with pair_x shadow: .* holds 780 rows"):

@@ -61,7 +61,7 @@ def report_of(run: Run, recording: Recording, *, num_layers: int, crossing_s: fl
     formula = Formula.of(
         hops=result.hops_per_token,
         hop_s=obtained_s or _median(wires),
-        compute_s=_median([sum(hop.compute_s for hop in one.hops) for one in passes]),
+        compute_s=sum(hop.compute_s for hop in hops) / max(1, len(passes)),  # passes differ in rows: their mean
         tokens_per_pass=num_decoded / num_passes if num_passes else 1.0,
         num_layers=num_layers,
         drafts=_drafts(result),

@@ -55,7 +55,7 @@ def expected(smollm2: Path) -> tuple[list[Result], list[Result]]:
 def sure_of_itself(engine: Engine) -> None:
     """Guesses are verified whatever rows cost, so that there is something to compare."""
     engine.drafters.times.num_plain = 99
-    engine.drafters.times.extra_s = 0.0
+    engine.drafters.times.row_s, engine.drafters.times.extra_s = 10.0, 0.0
     engine.drafters.times.learn = lambda rows, seconds: None  # type: ignore[method-assign]
     if engine.drafters.drafts is not None:
         engine.drafters.drafts = AlwaysDrafts()

@@ -22,7 +22,7 @@ LONG = ("--ignore-eos", "--max-tokens", "4000")
 
 KEYS = {
     *("text", "token_ids", "prompt_ids", "finish_reason", "usage", "timings", "plan", "route", "kernels", "transport"),
-    *("exactness", "hops_per_token", "bytes_per_token", "kv"),
+    *("exactness", "hops_per_token", "bytes_per_token", "kv", "speculation", "pair_x"),
 }
 
 

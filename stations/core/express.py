@@ -37,6 +37,7 @@ from .station import Station
 
 MAX_LANES = 1024  # then all are made anew: no station has so many layers, but a host may begin epoch after epoch
 MAX_EXITS = 2  # more outputs are framed together and flushed once, in the general way
+TOLD_EVERY_ROWS = 32  # about a token of a station that has a role of every layer
 _SHAPE = RowShape(data=HEAD_BYTES, place=PLACE, hop=HOP, crossing=1)
 _PART_SHIFT, _PASS_OPTIONS = 3, 0b111
 _INPUTS = {"embed": 1, "attn": 1, "gate_up": 1, "down": 2, "head": 1}  # roles that have lanes
@@ -57,6 +58,10 @@ class Surroundings(Protocol):
 
     def row_cost(self, stage: Stage) -> Cost:
         """What a row costs there."""
+        ...
+
+    def rows_came(self, link: int, session: int) -> None:
+        """Of this session alone, by this link; told now and then."""
         ...
 
 
@@ -98,6 +103,8 @@ class Express:
         if not found.take(link, message, now):
             return False
         self._messages += 1
+        if not self._messages % TOLD_EVERY_ROWS:
+            self._surroundings.rows_came(link, found.lane.session.id)
         return True
 
     def take_ids(self, link: int, message: bytes, now: float) -> bool:

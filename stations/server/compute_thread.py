@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from .placement import set_cores, usable_cores
+
 JOIN_S = 2.0  # for a batch that still runs when the station leaves
 
 Work = Callable[[], None]
@@ -18,6 +20,7 @@ class ComputeThread:
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
         self._name = name
+        self._cores = usable_cores()
         self._work: queue.SimpleQueue[tuple[Work, Work] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -36,6 +39,8 @@ class ComputeThread:
             self._thread = None
 
     def _run(self) -> None:
+        if self._cores:
+            set_cores(self._cores)  # whatever the thread that started this one keeps to
         while (item := self._work.get()) is not None:
             work, done = item
             work()

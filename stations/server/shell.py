@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from aeonflow import Heartbeat, Link, Message, bands
 from aeonflow.assembly import read_message
+from aeonflow.endpoint import is_loopback
 from aeonflow.errors import (
     AeonflowError,
     FrameTooLargeError,
@@ -35,6 +37,7 @@ from .compute_thread import ComputeThread
 from .costs import INLINE_LIMIT_S, CostModel, Estimate
 from .machine import resident_bytes
 from .peers import Dial, Peer, PeerOptions, Peers
+from .placement import Placement, usable_cores
 
 TICK_S = 1.0
 TURN_S = 0.5e-3  # of inline batches in a row; then frames are read
@@ -79,6 +82,7 @@ class Shell:
             on_unsent=self._unsent,
             options=peer_options,
         )
+        self._placement = Placement(usable_cores())
         self.express = Express(station, self, INLINE_LIMIT_S)
         station.use_gauges(self.gauges)
         station.use_clock(time.perf_counter)
@@ -137,6 +141,7 @@ class Shell:
             return
         self._is_closed = self.express.is_blocked = True
         self._ticker.cancel()
+        self._placement.release()
         await asyncio.gather(self._peers.close(), *(link.close("drain", reason) for link in list(self.links.values())))
         self._thread.stop()
 
@@ -177,6 +182,7 @@ class Shell:
             self.station.receive(number, *read_message(held), self._clock())
         if stream not in bands.STREAM_ROLES:
             self.express.clear()
+            self._placement.release()
 
     def successor(self, url: str) -> tuple[Link, Peer] | None:
         """The connection to a station on an installed route, None while there is none."""
@@ -189,6 +195,11 @@ class Shell:
     def host(self, link: int) -> Link | None:
         """The connection of a host."""
         return self.links.get(link)
+
+    def rows_came(self, link: int, session: int) -> None:
+        """Of one session alone: with neighbours on this machine they share a core."""
+        if self._placement.core is None and is_loopback(urlsplit(self.links[link].peer_url).hostname or ""):
+            self._placement.serve(session, self._clock())
 
     def row_cost(self, stage: Stage) -> Estimate:
         """What one row costs at a stage."""
@@ -338,6 +349,7 @@ class Shell:
 
     def _tick(self) -> None:
         self.station.tick(self._clock())
+        self._placement.tick(self._clock())
         self._peers.retire()
         self._send_outgoing()
         self._ticker = self._loop.call_later(TICK_S, self._tick)

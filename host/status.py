@@ -120,6 +120,7 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
         "seeds_sent": sum(relayed) + _total(stats, "seeds_sent"),
         "seeds_received": _total(stats, "seeds_received"),
         "pair_x": seeds_status(network.seeding, relayed, [reply.values for reply in stats.values()]),
+        "speculation": engine.drafters.to_json(),
         "stale_answers": network.stale,
         "stray_messages": network.strays,
     }

@@ -54,6 +54,8 @@ def evaluate(
     from .output import note, print_json
 
     engine.check()
+    if engine.speculate is not None:
+        raise UsageError("--speculate with eval: its tokens are given, none is guessed")
     cache.check()
     texts = [read_file(path) for path in files]
     if cache.o1 is not None:

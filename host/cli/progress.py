@@ -48,6 +48,8 @@ def summary(result: Result) -> str:
     parts.append(f"{prompt} at {timings.prefill_tok_s:.0f} tok/s")
     parts.append(f"decode {timings.decode_tok_s:.1f} tok/s")
     parts.append(f"{result.plan}, {result.route}, {result.kernels}, {result.transport}")
+    if result.speculation.get("drafted"):
+        parts.append(f"{result.speculation['tokens_per_pass']:.2f} tokens a pass")
     parts.append(f"{result.hops_per_token} hops and {human_bytes(result.bytes_per_token)} a token")
     parts.append(f"cut {result.exactness.cut}, model {result.exactness.model}")
     if result.logits_hash is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aeonflow.tensors import PREFIX_BYTES
 
@@ -66,6 +66,15 @@ class Drafters:
         self.drafts = drafts
         self.model: DraftModel | None = None
         self.times = PassTimes(pace.token_s, pace.costs.row_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the status of an engine: what passes are measured to take, and how the switch of drafts stands."""
+        found: dict[str, Any] = {
+            "mode": str(self.mode),
+            "row_ms": round(1e3 * self.times.row_s, 3),
+            "extra_row_ms": round(1e3 * self.times.extra_s, 3),
+        }
+        return found if self.drafts is None else {**found, "switch": self.drafts.to_json()}
 
     async def open_proposer(self, request: Request) -> Proposer | None:
         """The small model's guesses for one generation, to be closed at its end; None without one."""

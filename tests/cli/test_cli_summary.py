@@ -22,6 +22,8 @@ RESULT = Result(
     hops_per_token=93,
     bytes_per_token=2048,
     kv={"kv": "f32"},
+    speculation={"drafted": 0, "tokens_per_pass": 1.0},
+    pair_x={"mode": "off"},
 )
 
 
@@ -31,6 +33,12 @@ def test_it_says_what_was_made_how_fast_how_and_how_exactly() -> None:
                  "93 hops", "cut exact, model exact"):  # fmt: skip
         assert part in line
     assert "logits" not in line
+
+
+def test_guesses_are_told_where_there_were_any() -> None:
+    assert "a pass" not in summary(RESULT)
+    guessed = msgspec.structs.replace(RESULT, speculation={"drafted": 9, "tokens_per_pass": 2.4})
+    assert "2.40 tokens a pass" in summary(guessed)
 
 
 def test_a_logits_hash_that_was_asked_for_is_told() -> None:

@@ -98,6 +98,10 @@ async def test_the_switch_begins_plain_and_its_figures_are_in_the_result(model: 
         assert result.speculation["drafted"] == 0
         assert result.speculation["switch"]["phase"] == "plain"
         assert result.speculation["switch"]["plain_ms"] > 0
+        status = (await engine.status())["speculation"]
+        assert status["mode"] == "off"
+        assert status["switch"]["plain_ms"] > 0
+        assert status["row_ms"] > 0
 
 
 async def test_a_station_that_dies_while_drafts_run_is_the_error_of_the_answer(model: ModelFolder) -> None:

@@ -19,6 +19,7 @@ from .vector import (
     I32,
     I64,
     LANES,
+    POINTER,
     V16,
     V32,
     VI8,
@@ -31,7 +32,10 @@ from .vector import (
 )
 
 CHAINS = 4  # fma chains of a score, dim mod 4
+AHEAD_BYTES = 4096  # how far before their use coded rows are asked for: decoding them leaves memory time to answer
 VECTOR = LANES * 4
+PERMUTE = "llvm.x86.avx512.permvar.sf.512"  # by the lowest 4 bits of each lane
+CODE_VALUES = [float(code) for code in range(16)]
 
 Vectors = list[ir.Value]
 Chains = list[Vectors]
@@ -49,6 +53,13 @@ def strided(e: Emitter, base: ir.Value, stride: ir.Value, count: int) -> list[ir
 def head_start(e: Emitter, a: SimpleNamespace, what: Segment, stride: Segment) -> ir.Value:
     """Address of one KV head's part of a stream."""
     return e.at(table_field(e, a.segment, what), e.b.mul(a.kv_head, table_field(e, a.segment, stride)))
+
+
+def ask_for(e: Emitter, base: ir.Value, size: int) -> None:
+    """Let the `size` bytes that lie AHEAD_BYTES behind `base` come into the processor's cache."""
+    for line in range(0, size, VECTOR):
+        at = e.b.inttoptr(e.at(base, AHEAD_BYTES + line), POINTER)
+        e.call("llvm.prefetch.p0", ir.VoidType(), at, ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1))
 
 
 def combined(e: Emitter, chains: list[ir.Value]) -> ir.Value:
@@ -172,6 +183,8 @@ class Coded8Form(RowForm):
         self, e: Emitter, a: SimpleNamespace, row: ir.Value, start: ir.Value, columns: int
     ) -> list[ir.Value]:
         begin = e.at(start, e.b.mul(a.column, const_i64(LANES)))
+        if columns > 1:
+            ask_for(e, begin, columns * LANES)
         return [self._load(e, begin, c) for c in range(columns)]
 
     def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
@@ -198,6 +211,7 @@ class Coded8Form(RowForm):
                 with cgutils.for_range(b, count, intp=I64) as inner:
                     block = b.add(begin, inner.index)
                     keys = e.at(start, b.mul(block, block_bytes))
+                    ask_for(e, keys, LANES * LANES)
                     loaded = [self._load(e, keys, d) for d in range(LANES)]
                     self.multiply_dims(e, sums, queries, b.mul(block, const_i64(VECTOR)), loaded)
                 scale = e.load(tile_scales, b.mul(part.index, const_i64(VECTOR)), V32, align=VECTOR)
@@ -217,8 +231,7 @@ class Coded4Form(RowForm):
         """The lowest 4 bits of each lane as f32. By table or through the fraction of 2²³: the same bits."""
         b = e.b
         if e.target.has_permute:
-            table = ir.Constant(V32, [float(i) for i in range(16)])
-            return e.call("llvm.x86.avx512.permvar.sf.512", V32, table, nibbles)
+            return e.call(PERMUTE, V32, ir.Constant(V32, CODE_VALUES), nibbles)
         fraction = b.or_(b.and_(nibbles, const_i32(15)), const_i32(0x4B000000))
         return b.fsub(b.bitcast(fraction, V32), const_f32(8388608.0))
 
@@ -244,7 +257,12 @@ class Coded4Form(RowForm):
         for part in range(columns // 2):
             scale, minimum = e.broadcast(scales, 4 * part), e.broadcast(minima, 4 * part)
             pair = b.zext(e.load(codes, part * LANES, VI8, align=16), VI32)
-            values += [e.fma(self._codes(e, nibbles), scale, minimum) for nibbles in (pair, b.lshr(pair, const_i32(4)))]
+            nibbles = pair, b.lshr(pair, const_i32(4))
+            if e.target.has_permute:  # what each code is worth, looked up: one fma for a group instead of one a value
+                worth = e.fma(ir.Constant(V32, CODE_VALUES), scale, minimum)
+                values += [e.call(PERMUTE, V32, worth, codes_of) for codes_of in nibbles]
+            else:
+                values += [e.fma(self._codes(e, codes_of), scale, minimum) for codes_of in nibbles]
         return values
 
     def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
@@ -281,6 +299,7 @@ class Coded4Form(RowForm):
             start = e.at(first, b.mul(loop.index, tile_bytes))
             with cgutils.for_range(b, a.blocks, intp=I64) as block:
                 keys = e.at(start, b.mul(block.index, block_bytes))
+                ask_for(e, keys, 2 * VECTOR)
                 words = [e.load(keys, half * VECTOR, VI32, align=VECTOR) for half in range(2)]
                 loaded = [self._codes(e, b.lshr(words[d // 8], const_i32(4 * (d % 8)))) for d in range(LANES)]
                 self.multiply_dims(e, sums, scaled, b.mul(block.index, const_i64(VECTOR)), loaded)

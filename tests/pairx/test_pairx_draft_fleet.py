@@ -19,6 +19,7 @@ from .conftest import MakeModel
 PROMPT = "The stations pass a token along, and the next takes it on."
 TOKENS = 40  # past the plain ones that every trial of drafts begins with
 LAYERS = 5
+SLOW = pytest.mark.slow
 Answered = tuple[tuple[int, ...], str | None]
 
 
@@ -58,8 +59,15 @@ def counted(fleet: LocalFleet, event: str) -> int:
     return sum(station.core.counters.events[event] for station in fleet.stations)
 
 
-@pytest.mark.parametrize("plan", ["trisplit+shards=2", "trisplit:per-layer"])
-@pytest.mark.parametrize("options", [{}, {"pair_x_seed": "x", "speculate": "lookup"}], ids=["h", "x and lookup"])
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        ("trisplit+shards=2", {}),
+        ("trisplit:per-layer", {"pair_x_seed": "x", "speculate": "lookup"}),
+        pytest.param("trisplit:per-layer", {}, marks=SLOW),
+        pytest.param("trisplit+shards=2", {"pair_x_seed": "x", "speculate": "lookup"}, marks=SLOW),
+    ],
+)
 async def test_drafts_give_the_tokens_and_logits_of_one_station(
     plan: str, options: dict[str, Any], model: ModelFolder, greedy: Answered, sampled: Answered
 ) -> None:
@@ -81,7 +89,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize(
+    "fault",
+    ["lost", "damaged", *(pytest.param(name, marks=SLOW) for name in ("cut short", "doubled", "of the wrong sign"))],
+)
 async def test_drafts_whose_seeds_are_tampered_with_change_no_token_and_leave_no_slot(
     fault: str, model: ModelFolder, greedy: Answered
 ) -> None:
@@ -126,7 +137,9 @@ async def test_sessions_side_by_side_draft_each_for_itself(model: ModelFolder, g
         assert await asyncio.gather(*(answered(engine) for _ in range(4))) == [greedy] * 4
 
 
-@pytest.mark.parametrize("kv", [{"kv": "q4"}, {"window": 24}, {"kv_max": 128}], ids=str)
+@pytest.mark.parametrize(
+    "kv", [{"kv": "q4"}, *(pytest.param(kv, marks=SLOW) for kv in ({"window": 24}, {"kv_max": 128}))], ids=str
+)
 async def test_drafts_meet_caches_that_change_form(kv: dict[str, Any], model: ModelFolder) -> None:
     async with local_fleet("layers:1", model, "fast") as fleet, joined(fleet, "off", **kv) as engine:
         expected = await answered(engine, 190)
@@ -135,7 +148,7 @@ async def test_drafts_meet_caches_that_change_form(kv: dict[str, Any], model: Mo
         assert counted(fleet, "drafts_answered") > 0
 
 
-@pytest.mark.parametrize("residual", ["ladder", "parallel"])
+@pytest.mark.parametrize("residual", ["ladder", pytest.param("parallel", marks=SLOW)])
 async def test_live_gives_the_tokens_and_logits_of_one_station_and_of_off(
     residual: str, make_model: MakeModel, tiny_model: object
 ) -> None:

@@ -17,8 +17,10 @@ from aeonflow.frames import HEADER_BYTES
 from aeonflow.tensors import PREFIX_BYTES
 
 from ..engine import Engine
+from .delayed import bench_delayed
 from .echo import LIBRARIES, bare_round_trips, echo_process, hello, link_round_trips, usable
 from .measure import machine, spread
+from .rows import computed
 
 HIDDEN, FFN = 576, 256
 MODEL = f"synthetic:layers=30,hidden={HIDDEN},heads=1,kv_heads=1,head_dim=64,ffn={FFN},vocab=512,context=512,seed=1"
@@ -36,14 +38,21 @@ async def bench_hop(
     plan: str = "trisplit",
     kernels: str = "fast",
     row_bytes: int = ROW_BYTES,
+    link_delay_ms: float | None = None,
 ) -> dict[str, Any]:
     """Microseconds of a chain hop, a link hop and half a bare echo, for each library; runs alternate.
 
+    `link_delay_ms`: instead, what a token takes over links with that delay (`delayed.py`).
     `row_bytes`: mean data of the rows on a token's longest path; the echo carries as much with the same prefixes.
     """
-    results = {}
+    results: dict[str, Any] = {}
     for library in usable(libraries):
-        results[library] = await _one_library(library, runs, model, plan, kernels, row_bytes)
+        if link_delay_ms is None:
+            results[library] = await _one_library(library, runs, model, plan, kernels, row_bytes)
+        else:
+            results[library] = await bench_delayed(
+                link_delay_ms=link_delay_ms, model=model, plan=plan, kernels=kernels, transport=library
+            )
     return {
         "bench": "hop",
         "machine": machine(),
@@ -103,18 +112,11 @@ class Token(msgspec.Struct, frozen=True):
 
 async def _token(engine: Engine) -> Token:
     """The mean token of one answer; one session alone, so no station computes beside another."""
-    rows, compute_s = await _computed(engine)
+    before = await computed(engine)
     result = await engine.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True).collect()
-    rows_after, compute_s_after = await _computed(engine)
-    per_row = (compute_s_after - compute_s) / (rows_after - rows)
+    after = await computed(engine)
+    per_row = (after.seconds - before.seconds) / (after.rows - before.rows)
     return Token(1 / result.timings.decode_tok_s, per_row, result.hops_per_token)
-
-
-async def _computed(engine: Engine) -> tuple[int, float]:
-    """Rows that went through the embedding so far, and seconds all stations computed."""
-    stats = [station["stats"] for station in (await engine.status())["stations"]]
-    rows = sum(values["rows"].get("embed", 0) for values in stats)
-    return rows, sum(sum(values["compute_s"].values()) for values in stats)
 
 
 def _half(round_trips: Sequence[float]) -> float:

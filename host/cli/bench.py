@@ -49,12 +49,24 @@ def hop(
     runs: Runs = 5,
     transport: Library = None,
     kernels: Annotated[Kernels, typer.Option(help="Kernel set of the stations.")] = "fast",
+    link_delay_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="D",
+            min=0.1,
+            max=MAX_DELAY_MS,
+            help="Instead: a token over links with D ms of delay, beside hops × delay obtained + computes.",
+        ),
+    ] = None,
     as_json: OneLine = False,
 ) -> None:
     """A hop of a chain beside half a bare echo of the same bytes over the same library."""
     from host.bench import bench_hop
 
-    _measure(bench_hop(runs=runs, kernels=kernels, libraries=_libraries(transport)), as_json=as_json)
+    _measure(
+        bench_hop(runs=runs, kernels=kernels, libraries=_libraries(transport), link_delay_ms=link_delay_ms),
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -36,6 +36,19 @@ async def test_wire_reports_rates_and_how_many_frames_shared_a_message() -> None
     json.dumps(result)
 
 
+async def test_hop_over_delayed_links_holds_a_token_against_the_delays_it_obtained(tiny_model: Path) -> None:
+    result = await bench_hop(libraries=("websockets",), model=str(tiny_model), kernels="reference", link_delay_ms=2.0)
+    chain, relay = result["libraries"]["websockets"]
+    assert (chain["route"], relay["route"]) == ("chain", "relay")
+    assert (chain["hops"], relay["hops"]) == (15, 28)
+    for measured in (chain, relay):
+        assert measured["obtained_ms"] >= measured["asked_ms"] == 2.0
+        floor_ms = measured["hops"] * measured["obtained_ms"] + measured["compute_ms"]
+        assert measured["floor_ms"] == pytest.approx(floor_ms, rel=0.01)
+        assert measured["ratio"] == pytest.approx(measured["token_ms"] / floor_ms, rel=0.01)
+        assert measured["token_ms"] > measured["hops"] * 2.0
+
+
 @pytest.mark.parametrize("library", ["websockets", pytest.param("picows", marks=pytest.mark.slow)])
 async def test_hop_measures_an_echo_a_link_and_a_chain_over_the_same_library(tiny_model: Path, library: str) -> None:
     result = await bench_hop(libraries=(library,), runs=1, model=str(tiny_model), kernels="reference")

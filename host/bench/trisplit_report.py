@@ -57,7 +57,7 @@ def report_of(run: Run, recording: Recording, *, num_layers: int, crossing_s: fl
     wires = _wires(recording, decoded)
     obtained_s = crossing_s if crossing_s is not None else _obtained(run.decode)
     speculation = _speculation(result)
-    num_passes = sum(1 for event in recording.tracks[0].events if event.what == What.WAIT and decoded(event))
+    num_passes = result.speculation.get("passes") or len(passes)  # of the timed run: the traced one may guess otherwise
     formula = Formula.of(
         hops=result.hops_per_token,
         hop_s=obtained_s or _median(wires),

@@ -7,10 +7,12 @@ import random
 import numpy as np
 import pytest
 
+from aeonflow import Flags, fano
 from aeonflow.errors import PlanError
 from aeonflow.messages import Close, Stats
-from aeonflow.tensors import Want
-from tests.station.cores import CoreNet, ask, f32, ids_tensor
+from aeonflow.passes import PassContext
+from aeonflow.tensors import Kind, Want
+from tests.station.cores import Answer, CoreNet, ask, f32, ids_tensor
 
 from .test_pairx_residuals import IDS, LAST, LAYERS, logits_of
 
@@ -86,3 +88,19 @@ def test_what_live_cannot_be_is_refused_by_name(make_model) -> None:
         CoreNet(model, ["attn:0-1", "ffn:0-1:0/2", "ffn:0-1:1/2", "embed,head"], pair_x="live", seeded=(1,))
     with pytest.raises(PlanError, match="no station carries attn of layer 0"):
         CoreNet(model, ["embed,block:0-1,head"], pair_x="live", seeded=(1,))
+
+
+def test_live_rows_that_are_not_finite_are_not_sent_on_and_poison_the_session(make_model) -> None:
+    net = CoreNet(make_model(f"layers={LAYERS},residual=ladder"), TRISPLIT, pair_x="live", seeded=ALL)
+    net.open()
+    gate_up = net.stations[1]
+    for line, value in ((3, np.inf), (5, 1.0)):
+        seed = PassContext(9, 1, 0, 0, Kind.CANONICAL, 0, 1, 0, net.route.route, 1).alpha_jump(
+            line, fano.PLUS, np.full((1, 64), value, np.float32).data, 1 if line == 3 else 0, "", 0
+        )
+        gate_up.receive(100, seed.stream, seed.sequence, Flags.FIN, b"".join(seed.pieces), 0.0)
+    (told,) = gate_up.take_outgoing()
+    assert told.flags & Flags.POISON
+    assert "h of layer 1 has NaN or infinity in rows from 0 on" in Answer("gate_up", told).vent.message
+    assert gate_up.sessions.get(9).is_poisoned
+    assert gate_up.queue.length == 0

@@ -32,7 +32,9 @@ from .launch import (
     EngineOptions,
     LaunchOptions,
     Stations,
+    addresses,
     connected_stations,
+    given_or_fleet,
     launched_stations,
 )
 from .network import Network
@@ -130,7 +132,7 @@ class Engine:
             transport=transport,
             coalesce=coalesces_by_default() if coalesce is None else coalesce,
             link_delay_ms=link_delay_ms,
-            pair_x=_pair_x(pair_x, pair_x_layers, pair_x_seed, kv),
+            pair_x=PairX.asked(pair_x, pair_x_layers, pair_x_seed, kv),
             kv=make_kv_options(**kv),
             approximate=kv.get("approximate", False),
             speculate=speculate,
@@ -182,14 +184,14 @@ class Engine:
         """
         fleet = urls if isinstance(urls, FleetState) else None
         options = ConnectOptions(
-            urls=_addresses(urls),
+            urls=addresses(urls),
             fleet=fleet,
-            token=_choice("token", token, fleet, None),
+            token=given_or_fleet("token", token, fleet, None),
             route=route,
-            transport=_choice("transport", transport, fleet, "auto"),
-            coalesce=_choice("coalesce", coalesce, fleet, True),
-            link_delay_ms=_choice("link_delay_ms", link_delay_ms, fleet, 0.0),
-            pair_x=_pair_x(pair_x, pair_x_layers, pair_x_seed, kv),
+            transport=given_or_fleet("transport", transport, fleet, "auto"),
+            coalesce=given_or_fleet("coalesce", coalesce, fleet, True),
+            link_delay_ms=given_or_fleet("link_delay_ms", link_delay_ms, fleet, 0.0),
+            pair_x=PairX.asked(pair_x, pair_x_layers, pair_x_seed, kv),
             kv=make_kv_options(**kv),
             approximate=kv.get("approximate", False),
             speculate=speculate,
@@ -392,22 +394,3 @@ def _network(options: EngineOptions) -> Network:
         clock=time.perf_counter,
         rng=random.Random(secrets.randbits(64)),
     )
-
-
-def _pair_x(mode: str, layers: str | None, seed: str | None, kv: KvKeywords) -> PairX:
-    """The three options as one. `approximate` permits live; it is taken out of `kv` where only live can mean it."""
-    is_approximate = kv.get("approximate", False)
-    if mode == "live" and kv.get("o1") is None:
-        kv.pop("approximate", None)
-    return PairX(mode=mode, layers=layers, seed=seed, approximate=is_approximate)
-
-
-def _choice(name: str, given: Any, fleet: FleetState | None, default: Any) -> Any:
-    """What the caller gave, else what the fleet was started with, else the default."""
-    return given if given is not None else getattr(fleet, name, default)
-
-
-def _addresses(urls: str | Sequence[str] | FleetState) -> tuple[str, ...]:
-    if isinstance(urls, FleetState):
-        return urls.urls
-    return (urls,) if isinstance(urls, str) else tuple(urls)

@@ -277,3 +277,15 @@ async def run_verb(verb: str, *arguments: str, given: bytes = b"") -> dict[str, 
             raise HostError(str(event.get("message")))
     last = (err.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
     raise HostError(f"python -m stations {verb} ended with status {child.returncode}: {last}")
+
+
+def given_or_fleet(name: str, given: Any, fleet: FleetState | None, default: Any) -> Any:
+    """What the caller gave, else what the fleet was started with, else the default."""
+    return given if given is not None else getattr(fleet, name, default)
+
+
+def addresses(urls: str | Sequence[str] | FleetState) -> tuple[str, ...]:
+    """Of stations, however they were given. FleetError naming those of a fleet that do not run."""
+    if isinstance(urls, FleetState):
+        return urls.urls
+    return (urls,) if isinstance(urls, str) else tuple(urls)

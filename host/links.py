@@ -24,6 +24,7 @@ from aeonflow.errors import (
     LinkClosedError,
     RemoteProtocolError,
     StationLostError,
+    VersionMismatchError,
     from_code,
 )
 from aeonflow.frames import IS_VENT, Flags
@@ -274,6 +275,17 @@ async def answers(stations: Sequence[StationLink], request: Request, kind: type[
                 if isinstance(reply, kind):
                     found[index] = reply
     return found
+
+
+def check_alike(stations: Sequence[StationLink]) -> None:
+    """VersionMismatchError, naming both values and stations, unless all serve the same model."""
+    known = [station for station in stations if station.incarnation]
+    for station in known:
+        if station.hello.fingerprint != known[0].hello.fingerprint:
+            raise VersionMismatchError(
+                f"station {known[0].name} serves the model {known[0].hello.fingerprint or 'unnamed'}, "
+                f"station {station.name} serves {station.hello.fingerprint or 'unnamed'}"
+            )
 
 
 def vent_error(message: Message) -> AeonflowError:

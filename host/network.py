@@ -23,7 +23,6 @@ from aeonflow.errors import (
     LinkClosedError,
     RemoteProtocolError,
     StationLostError,
-    VersionMismatchError,
 )
 from aeonflow.frames import IS_VENT
 from aeonflow.kv_options import Barrier, KvOptions
@@ -34,7 +33,7 @@ from .card import ModelBundle, read_bundle
 from .chain import ChainPassage
 from .deadline import overdue, who_is_behind
 from .errors import EngineClosedError
-from .links import CONTROL_TIMEOUT_S, LinkState, StationLink, gather, vent_error
+from .links import CONTROL_TIMEOUT_S, LinkState, StationLink, check_alike, gather, vent_error
 from .pairx import NO_SEEDING, PairX
 from .pairx.decide import decide
 from .plan import Plan, to_route
@@ -407,17 +406,6 @@ class Network:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s failed: %s", task.get_name(), error)
-
-
-def check_alike(stations: Sequence[StationLink]) -> None:
-    """VersionMismatchError, naming both values and stations, unless all serve the same model."""
-    known = [station for station in stations if station.incarnation]
-    for station in known:
-        if station.hello.fingerprint != known[0].hello.fingerprint:
-            raise VersionMismatchError(
-                f"station {known[0].name} serves the model {known[0].hello.fingerprint or 'unnamed'}, "
-                f"station {station.name} serves {station.hello.fingerprint or 'unnamed'}"
-            )
 
 
 def _expect(kind: type[R], reply: object) -> R:

@@ -9,6 +9,7 @@ import msgspec
 from aeonflow.messages import SEEDS
 
 from ..errors import InvalidRequestError, UnsupportedOptionError
+from ..kv_options import KvKeywords
 from ..plan import effect_of
 
 OFF = "off"
@@ -53,6 +54,14 @@ class PairX(msgspec.Struct, frozen=True, kw_only=True):
     layers: str | None = None
     seed: str | None = None
     approximate: bool = False
+
+    @classmethod
+    def asked(cls, mode: str, layers: str | None, seed: str | None, kv: KvKeywords) -> PairX:
+        """From an engine's keywords. `approximate` permits live; it leaves `kv` where only live can mean it."""
+        is_approximate = kv.get("approximate", False)
+        if mode == "live" and kv.get("o1") is None:
+            kv.pop("approximate", None)
+        return cls(mode=mode, layers=layers, seed=seed, approximate=is_approximate)
 
     @property
     def is_on(self) -> bool:

@@ -14,7 +14,7 @@ from ..errors import InvalidRequestError, UnsupportedOptionError
 from ..plan import Plan
 from ..speculate.counts import SourceCounts
 from .options import OFF, PairX
-from .report import ProbeReport
+from .report import LayerProbe, ProbeReport, SetProbe
 
 SPLIT_ROLES = ("attn", "gate_up", "down")
 ALLOWING = "plans with attn, gate_up and down as roles allow it: trisplit, trisplit:per-layer, a .toml file"
@@ -151,12 +151,14 @@ def _drift(layers: tuple[int, ...], report: ProbeReport | None) -> str:
     what = f"{len(layers)} layers take a seed that the model was not built for"
     if report is None:
         return f"{what}: how much that changes it was not measured (aeonflow pairx probe)"
-    alone = [one for one in report.layers if (one.layer,) == layers]
+    found: list[tuple[LayerProbe | SetProbe, int]] = [(one, 1) for one in report.layers if (one.layer,) == layers]
     around = sorted((one for one in report.sets if set(layers) <= set(one.layers)), key=lambda one: len(one.layers))
-    for one in (*alone, *around):
-        of = "measured" if alone or one.layers == layers else f"measured with {len(one.layers)}"
-        return f"{what}: perplexity × {one.perplexity_ratio:.3g}, top-1 {one.top1:.2f}, KL {one.kl:.3g}, {of}"
-    return f"{what}: the probe's report has no set of layers with all of them"
+    found += [(one, len(one.layers)) for one in around]
+    if not found:
+        return f"{what}: the probe's report has no set of layers with all of them"
+    one, count = found[0]
+    of = "measured" if count == len(layers) else f"measured with {count}"
+    return f"{what}: perplexity × {one.perplexity_ratio:.3g}, top-1 {one.top1:.2f}, KL {one.kl:.3g}, {of}"
 
 
 def _draft_layers(possible: tuple[int, ...], num_layers: int, report: ProbeReport | None) -> tuple[int, ...]:

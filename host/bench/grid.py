@@ -13,6 +13,7 @@ import msgspec
 
 from aeonflow.errors import AeonflowError
 
+from ..engine import Engine
 from ..errors import UnsupportedOptionError
 from .prompts import load_prompts
 from .trisplit import Cell, Measured, OnToken, measure_cell
@@ -88,10 +89,23 @@ async def run_grid(
     return outcomes
 
 
-def grid_report(outcomes: Sequence[Outcome], model: str) -> dict[str, Any]:
+async def solo_answers(planned: Sequence[Planned], model: str) -> list[dict[str, Any]]:
+    """What one process answers to the prompts of the cells, as long as the longest: {prompts, prompt, token_ids}."""
+    cells = [one.cell for one in planned]
+    answers = []
+    async with Engine.launch(model=model, kernels=cells[0].kernels, threads=cells[0].threads) as engine:
+        for prompts in dict.fromkeys(cell.prompts for cell in cells):
+            prompt = load_prompts(prompts).prompts[0]
+            tokens = max(cell.new_tokens for cell in cells if cell.prompts == prompts)
+            result = await engine.generate(prompt.text, max_tokens=tokens, ignore_eos=True).collect()
+            answers.append({"prompts": prompts, "prompt": prompt.id, "token_ids": list(result.token_ids)})
+    return answers
+
+
+def grid_report(outcomes: Sequence[Outcome], solo: Sequence[dict[str, Any]], model: str) -> dict[str, Any]:
     """One JSON object: every cell's, with its speed-up over the relay of its delay, and whether tokens agree.
 
-    Answers to the same prompt must begin alike, whatever the way and the delay.
+    Answers to the same prompt must begin alike, whatever the way and the delay, and as those of `solo`.
     """
     reports = [outcome.measured.report for outcome in outcomes if outcome.measured is not None]
     relays = {r["link_delay_ms"]: r["token_s"] for r in reports if r["way"] == BASELINE}
@@ -103,7 +117,8 @@ def grid_report(outcomes: Sequence[Outcome], model: str) -> dict[str, Any]:
         "bench": "trisplit-grid",
         "model": model,
         "machine": reports[0]["machine"] if reports else None,
-        "tokens_agree": tokens_agree(reports),
+        "tokens_agree": tokens_agree([*solo, *reports]),
+        "solo": list(solo),
         "cells": rows,
         "refused": [_missing(outcome) for outcome in outcomes if outcome.measured is None and not outcome.is_failed],
         "failed": [_missing(outcome) for outcome in outcomes if outcome.is_failed],

@@ -150,7 +150,7 @@ def _run_grid(
 ) -> None:  # fmt: skip
     import msgspec
 
-    from host.bench.grid import BASELINE, DELAYS_MS, WAYS, Outcome, grid_report, plan_grid, run_grid
+    from host.bench.grid import BASELINE, DELAYS_MS, WAYS, Outcome, grid_report, plan_grid, run_grid, solo_answers
     from host.bench.trisplit import Cell
     from host.bench.trisplit_estimate import Estimator
     from host.bench.trisplit_files import write_grid
@@ -173,17 +173,22 @@ def _run_grid(
     whole_s = sum(one.estimate_s for one in planned)
     note(f"cells: {len(planned)}, of {len(ways)} ways; about {duration(whole_s)} together")
     outcomes: list[Outcome] = []
+    solo: list[dict[str, Any]] = []
 
     def measured(outcome: Outcome) -> None:
         outcomes.append(outcome)
         progress.ended(outcome)
 
+    async def run() -> None:
+        solo.extend(await solo_answers(planned, name))
+        await run_grid(planned, model=name, on_cell=progress.began, on_measured=measured)
+
     try:
         with GridProgress(planned) as progress:
-            run_async(run_grid(planned, model=name, on_cell=progress.began, on_measured=measured))
+            run_async(run())
     finally:  # what was measured before an error or Ctrl-C is kept
         if outcomes:
-            report = grid_report(outcomes, name)
+            report = grid_report(outcomes, solo, name)
             if as_json:
                 print_json(report)
             else:
@@ -193,7 +198,9 @@ def _run_grid(
     if report["failed"]:
         raise CommandFailedError(f"{len(report['failed'])} of {len(planned)} cells failed")
     if not report["tokens_agree"]:
-        raise CommandFailedError("answers to the same prompt differ: the JSON object has the token ids")
+        raise CommandFailedError(
+            "answers to the same prompt differ, or from plan solo: the JSON object has the token ids"
+        )
 
 
 def _model(model: str | None) -> tuple[str, dict[str, Any]]:

@@ -54,7 +54,7 @@ def show_grid(report: dict[str, Any]) -> None:
         print(f"not measured: {way}: {why}")
     for one in report["failed"]:
         print(f"FAILED: {one['way']} at {one['link_delay_ms']:g} ms: {one['why']}")
-    print("tokens agree" if report["tokens_agree"] else "TOKENS DIFFER between ways")
+    print("tokens agree, with plan solo too" if report["tokens_agree"] else "TOKENS DIFFER between ways")
 
 
 def show_coalesce(found: dict[str, Any]) -> None:

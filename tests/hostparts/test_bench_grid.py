@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from host.bench.grid import WAYS, Outcome, Planned, grid_report, plan_grid, run_grid, tokens_agree
+from host.bench.grid import WAYS, Outcome, Planned, grid_report, plan_grid, run_grid, solo_answers, tokens_agree
 from host.bench.trisplit import Cell, Measured
 from host.bench.trisplit_estimate import Estimator
 from host.bench.trisplit_files import write_grid
@@ -52,7 +52,7 @@ def test_speedups_are_over_the_relay_of_the_same_delay() -> None:
         report(way="trisplit relay", token_s=0.4), report(), report(way="trisplit relay", link_delay_ms=5.0, token_s=1),
         report(link_delay_ms=5.0, token_s=0.5),
     ]  # fmt: skip
-    found = grid_report([Outcome(None, Measured(None, None, 0, one)) for one in reports], "m")  # type: ignore[arg-type]
+    found = grid_report([Outcome(None, Measured(None, None, 0, one)) for one in reports], [], "m")  # type: ignore[arg-type]
     assert [cell["speedup_over_relay"] for cell in found["cells"]] == [1.0, 4.0, 1.0, 2.0]
     assert found["tokens_agree"]
 
@@ -71,7 +71,10 @@ async def test_a_grid_measures_what_it_can_and_names_what_the_engine_refuses(tin
     outcomes = await run_grid(
         planned, model=str(tiny_model), on_cell=lambda index, one: lambda count: None, on_measured=seen.append
     )
-    found = grid_report(outcomes, "tiny")
+    solo = await solo_answers(planned, str(tiny_model))
+    found = grid_report(outcomes, solo, "tiny")
+    wrong = [solo[0] | {"token_ids": [*solo[0]["token_ids"][:2], -1]}]
+    assert not grid_report(outcomes, wrong, "tiny")["tokens_agree"]
     assert seen == outcomes
     assert [cell["way"] for cell in found["cells"]][:2] == ["trisplit relay", "trisplit chain"]
     assert found["tokens_agree"]

@@ -16,12 +16,14 @@ from .tiny import TinyWeights, bits, new_cache, rows, tiny_card
 from .weights import KINDS
 
 
-@pytest.fixture(params=["fast", "reference"])
-def make(request, fast):
-    """`make(weights)`: every role in one of the two kernel sets."""
+@pytest.fixture(params=["fast", "fast-int8", "reference"])
+def make(request, fast, compile_cache, units):
+    """`make(weights)`: every role in one of the kernel sets."""
     if request.param == "fast":
         return fast
-    return lambda weights: ReferenceBackend(weights, all_roles(weights.card.num_layers), row_by_row=True)
+    if request.param == "fast-int8":
+        return lambda weights: FastKernels(weights, all_roles(2), 1, compile_cache, units, is_int8=True)
+    return lambda weights: ReferenceBackend(weights, all_roles(2), row_by_row=True)
 
 
 @pytest.mark.parametrize("kind", ["q4_1", "q6_k", "f16"])
@@ -53,8 +55,8 @@ def test_down_is_h_plus_its_product(kind, fast) -> None:
         assert np.array_equal(bits(add_rows(h[lo:hi], kernels.down_delta(1, u[lo:hi]))), bits(expected[lo:hi]))
 
 
-def test_down_of_the_reference_is_h_plus_its_product() -> None:
-    kernels = ReferenceBackend(TinyWeights("q4_1"), all_roles(2), row_by_row=True)
+def test_down_of_every_kernel_set_is_h_plus_its_product(make) -> None:
+    kernels = make(TinyWeights("q4_1"))
     h, u = rows(5, 256, seed=1), rows(5, 512)
     assert np.array_equal(bits(add_rows(h, kernels.down_delta(0, u))), bits(kernels.down(0, h, u)))
 

@@ -1,8 +1,9 @@
 """llama-cpp-python as a child that answers JSON lines: what `peers.py` starts under whatever Python has it.
 
-Knows nothing of aeonflow. The first line of stdin is the setting {model, threads, context, kv, flash_attn}; every
-further line {prompt, new_tokens} is one greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids,
-peak_rss_bytes}. Decode counts from the first token chosen to the last.
+Knows nothing of aeonflow. The first line of stdin is the setting {model, threads, context, kv, flash_attn, all_logits};
+every further line {prompt, new_tokens} is one greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids,
+peak_rss_bytes}. Decode counts from the first token chosen to the last. {rows, file} writes the logits of rows fed as
+they stand, f32, with numpy; `all_logits` makes room for them.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ def main() -> None:
         type_k=GGML_TYPES[setting["kv"]],
         type_v=GGML_TYPES[setting["kv"]],
         flash_attn=setting["flash_attn"],
+        logits_all=setting.get("all_logits", False),
         verbose=False,
     )
     print(json.dumps({"version": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(model, **json.loads(line))), flush=True)
+        question = json.loads(line)
+        reply = logits(model, **question) if "rows" in question else answer(model, **question)
+        print(json.dumps(reply), flush=True)
 
 
 def answer(model: llama_cpp.Llama, prompt: list[int], new_tokens: int) -> dict[str, object]:
@@ -53,6 +57,13 @@ def answer(model: llama_cpp.Llama, prompt: list[int], new_tokens: int) -> dict[s
         "token_ids": token_ids,
         "peak_rss_bytes": peak_rss_bytes(),
     }
+
+
+def logits(model: llama_cpp.Llama, rows: list[int], file: str) -> dict[str, object]:
+    model.reset()
+    model.eval(rows)
+    np.save(file, np.asarray(model.scores[: len(rows)], np.float32))
+    return {}
 
 
 def chosen(model: llama_cpp.Llama) -> int:

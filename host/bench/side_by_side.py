@@ -52,7 +52,7 @@ class Child:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=pinned
         )
         try:
-            self.about = self._ask(self._setting)
+            self.about = self.ask(self._setting)
         except BaseException:
             self.__exit__()
             raise
@@ -74,9 +74,10 @@ class Child:
 
     def answer(self, prompt: Sequence[int], new_tokens: int) -> Answered:
         """One answer. Raises RuntimeError when the child has ended."""
-        return msgspec.convert(self._ask({"prompt": list(prompt), "new_tokens": new_tokens}), Answered)
+        return msgspec.convert(self.ask({"prompt": list(prompt), "new_tokens": new_tokens}), Answered)
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The child's reply to a question it knows. Raises RuntimeError when the child has ended."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

@@ -2,7 +2,8 @@
 
 The first line of stdin is the setting {model, threads, kernels, kv}; every further line {prompt, new_tokens} is one
 greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids, peak_rss_bytes}. Decode counts from the first token
-chosen to the last.
+chosen to the last. {prompt, new_tokens, sessions} is so many answers at once, told as {total_tok_s}; {rows, file}
+writes the logits of rows fed as they stand, f32, with numpy.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
 from aeonflow import new_event_loop
+from aeonflow.tensors import Want
 
 from ..engine import Engine
+from ..evaluate.track import Pace, open_track
 from .measure import peak_rss_bytes
+from .sessions import total_rate
+
+LOGITS_ROWS = 32  # of a pass: those of all go in one message
 
 
 async def _main() -> None:
@@ -31,7 +39,22 @@ async def _main() -> None:
     ) as engine:
         print(json.dumps({"version": "aeonflow", "vocab_size": engine.card.vocab_size}), flush=True)
         for line in sys.stdin:
-            print(json.dumps(await _answer(engine, **json.loads(line))), flush=True)
+            print(json.dumps(await _reply(engine, json.loads(line))), flush=True)
+
+
+async def _reply(engine: Engine, question: dict[str, Any]) -> dict[str, Any]:
+    if "rows" in question:
+        return await _logits(engine, question["rows"], question["file"])
+    if "sessions" in question:
+        return {"total_tok_s": await total_rate(engine, **question)}
+    return await _answer(engine, **question)
+
+
+async def _logits(engine: Engine, rows: list[int], file: str) -> dict[str, Any]:
+    track = await open_track(engine.network, len(rows), engine.network.kv, Pace())
+    parts = [await track.feed(rows[at : at + LOGITS_ROWS], Want.ALL) for at in range(0, len(rows), LOGITS_ROWS)]
+    np.save(file, np.concatenate([part for part in parts if part is not None]))
+    return {"kv_bytes": await track.close()}
 
 
 async def _answer(engine: Engine, prompt: list[int], new_tokens: int) -> dict[str, Any]:

@@ -36,13 +36,14 @@ def int8(compile_cache, units) -> Any:
 
 
 def quantised(x: np.ndarray) -> np.ndarray:
-    """f32 rows → what their codes stand for, f64: scale = peak / 127 of a block of 32, code = round(x / scale)."""
+    """f32 rows → what their codes stand for, f64: of each block of 32, scale · (code − zero) with 256 codes."""
     blocks = x.reshape(len(x), -1, 32).astype(np.float32)
-    scale = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)
+    low, high = np.minimum(blocks.min(axis=2), 0), np.maximum(blocks.max(axis=2), 0)
+    scale = high / np.float32(255) - low / np.float32(255)
     inverse = np.float32(1) / np.where(scale > 0, scale, np.float32(1))
-    codes = np.rint(blocks * inverse)
-    assert np.abs(codes).max() <= 127
-    return (codes.astype(np.float64) * scale).reshape(x.shape)
+    zero = np.rint(-low * inverse) - 128
+    codes = np.clip(np.rint(blocks * inverse[..., None]) + zero[..., None], -128, 127)
+    return ((codes - zero[..., None]).astype(np.float64) * scale[..., None]).reshape(x.shape)
 
 
 def _close(found: np.ndarray, exact: np.ndarray) -> bool:

@@ -28,12 +28,12 @@ EXPECTED: dict[str, str] = {
 }
 # the products of the set `fast-int8`, whose other units are those above
 EXPECTED_INT8: dict[str, str] = {
-    "int8.q4_0": "cdd7c9f3aa3096a02c2daf110d19e495ebcc04687ba7c592a0d59b95a064f003",
-    "int8.q4_1": "01f1cec1f8f79e5ce4ac3cdf9f64a64ed5da3cb5a9fa13ef6b10e3edba9ea941",
-    "int8.q4_k": "5fc8dabe12065cd019fb4f592bb8b0cbb415d0388b318c201d6ff4d380025a36",
-    "int8.q5_0": "6f7a5848e85a8df8bf509b141f2125dab216ffcbf19b5bb7fb078c6328039539",
-    "int8.q5_1": "9aeae13ff74d2449e4ba771928f16fdd3978bc1de8d332e440e001463b7d3bce",
-    "int8.q5_k": "6c959b7fe776b9cc43dc201e74705d532c8dd6553f676cad814ea35d430ed459",
-    "int8.q6_k": "de8c4765b5f90bfda916c623e3454aec07a948b0af3ebe3e057b3b34281fac5e",
-    "int8.q8_0": "45d260a3bdbff64590a598d5169998de84e2940f99138ce2179af309de10d44d",
+    "int8.q4_0": "3aa628b8f2c58f3d0cea1163d6a4779d16d9fac126c1afd5f79d8ddb868485d1",
+    "int8.q4_1": "c840ff78ad323ef44ce7c87a52759f0fb3f8a35290d89fa865928c1233c22a09",
+    "int8.q4_k": "c0c2a7b1af65048f1d035695fc6bc6dc09731b1cf547f49fbcdbf8464c17a314",
+    "int8.q5_0": "af49e10fe77879acdb05cf56e91e53b9235998784293c72c2c70e7258000a3ff",
+    "int8.q5_1": "11764536007c3e7092010f799879164f0a0bcafe987612264ab7c93a44324c1b",
+    "int8.q5_k": "37ef9e43a1adb4fe01506fa595f028d3787be8bb00e980dd5379ecbcfc2da712",
+    "int8.q6_k": "321ab63dcf68f98d404ee30fd5c7db77dd42c12a30f36be0c3a43be7f8a46da1",
+    "int8.q8_0": "6a75ab8ab5c2434c7bf8ef54aca380a39d6587e0f89480704b8c152598294b3f",
 }

@@ -1,12 +1,15 @@
 """Activations in 8 bits, the `fast-int8` set: quantised rows, and the micro-kernel that multiplies them as integers.
 
-A row's block of 32 inputs becomes codes of −127 … 127 and one scale; the sum of code products is an exact integer,
-whatever instruction adds it up, so a row's bits depend neither on its company nor on the CPU (`docs/numerics.md`).
-A tile of R rows: codes [blocks][8 words of 4 inputs][R], then four planes [blocks][R]: scale f32, scale · Σ codes f32,
-Σ codes i32, Σ codes of inputs 0 to 15 i32.
+A row's block of 32 inputs becomes x = scale · (code − zero), codes and zero −128 … 127: a block with one large value
+of one sign, as normed rows have many, gets twice the steps that codes around 0 would give it. Sums of code products
+are exact integers, whatever instruction adds them up, so a row's bits depend neither on its company nor on the CPU
+(`docs/numerics.md`). A tile of R rows: codes [blocks][8 words of 4 inputs][R], then five planes [blocks][R] of f32:
+scale, scale · Σ (code − zero), −zero, Σ (code − zero), and that sum of inputs 0 to 15.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from llvmlite import ir
 from numba import types
@@ -16,13 +19,16 @@ from ...layout import BLOCK_COLS
 from .codes import ZERO_POINT, BlockReader, block_addresses
 from .compiled import intrinsic
 from .machine import I
-from .vector import F32, I8, I16, I32, I64, LANES, V32, VI8, VI32, ZERO, Emitter, const_i32, const_i64
+from .vector import F32, I8, I16, I32, I64, LANES, V32, VI8, VI32, ZERO, Emitter, const_f32, const_i32, const_i64
 
 _WORDS = BLOCK_COLS // 4  # of 4 inputs, in a block
-_LARGEST_CODE = 127.0
-_LEAST_PEAK_BITS = 0x0D800000  # 2⁻¹⁰⁰: a block below it counts as zeros; of tiny scales the inverse overflows
+_LEAST_CODE, _STEPS = -128, 255.0
+_LEAST_RANGE = 2.0**-100  # a block that spans less counts as zeros: the inverse of tiny scales overflows
 _INFINITY_BITS = 0x7F800000
 _NAN = float("nan")
+_SCALAR_0 = ir.Constant(F32, 0.0)
+_ONES = 0x01010101
+_NUM_PLANES = 5
 _BYTES = ir.VectorType(I8, 4 * LANES)
 _HALF_BYTES, _HALF_WORDS, _HALF_I16 = (ir.VectorType(t, n) for t, n in ((I8, 32), (I32, 8), (I16, 16)))
 _V_I16 = ir.VectorType(I16, 2 * LANES)
@@ -45,7 +51,7 @@ def _dot_of_halves(e: Emitter, total: ir.Value, codes: ir.Value, x: ir.Value, na
 
 
 def dot4(e: Emitter, total: ir.Value, codes: ir.Value, x: ir.Value, code_bits: int) -> ir.Value:
-    """total + Σ of the 4 products of bytes in each lane, i32: `codes` unsigned, below 2^code_bits, `x` −127 … 127."""
+    """total + Σ of the 4 products of bytes in each lane, i32: `codes` unsigned, below 2^code_bits, `x` −128 … 127."""
     b, target = e.b, e.target
     if target.has_dot_product:
         return e.call("llvm.x86.avx512.vpdpbusd.512", VI32, total, codes, x)
@@ -76,36 +82,66 @@ def _sum_of_pairs(e: Emitter, left: ir.Value, right: ir.Value) -> ir.Value:
     )
 
 
+class _CodesSum:
+    """The sum of a sub-block's weight codes, i32 lanes: bytes added as such where 8 of them cannot overflow."""
+
+    def __init__(self, e: Emitter, code_bits: int) -> None:
+        self._e = e
+        self._bits = code_bits
+        self._bytes: ir.Value | None = None
+        self._total = const_i32(0)
+
+    def add(self, codes: ir.Value) -> None:
+        b = self._e.b
+        if self._bits == 8:
+            self._total = dot4(self._e, self._total, codes, const_i32(_ONES), self._bits)
+        elif self._bytes is None:
+            self._bytes = b.bitcast(codes, _BYTES)
+        else:
+            self._bytes = b.add(self._bytes, b.bitcast(codes, _BYTES))
+
+    def total(self) -> ir.Value:
+        if self._bytes is None:
+            return self._total
+        return dot4(self._e, self._total, self._e.b.bitcast(self._bytes, VI32), const_i32(_ONES), 8)
+
+
 def emit_int8_tile(e: Emitter, kind: str, rows: int, args: list[ir.Value]) -> None:
     """Sums of `rows` quantised rows × 16 outputs over blocks [lo, hi) → out f32 [rows, 16]."""
     group, lo, hi, x, planes, plane, out = args
     b = e.b
-    zero = ZERO_POINT.get(kind, 0)
+    weight_zero = ZERO_POINT.get(kind, 0)
     totals = [e.variable(ZERO) for _ in range(rows)]
     with cgutils.for_range_slice(b, lo, hi, const_i64(1), intp=I64) as (index, _):
         reader = BlockReader(e, kind, *block_addresses(e, kind, group, index))
         inputs = e.at(x, b.mul(index, const_i64(BLOCK_COLS * rows)))
-        numbers = [e.at(planes, b.add(b.mul(index, const_i64(rows * 4)), b.mul(plane, const_i64(i)))) for i in range(4)]
+        at = e.at(planes, b.mul(index, const_i64(rows * 4)))
+        scale_x, mass, minus_zero, codes_sum, low_sum = (
+            e.at(at, b.mul(plane, const_i64(i))) for i in range(_NUM_PLANES)
+        )
         scales = reader.scales()
         step = _WORDS // len(scales)
         for part, (scale, minimum) in enumerate(scales):
             dots = [const_i32(0)] * rows
+            weights_sum = _CodesSum(e, reader.code_bits)
             for i in range(part * step, (part + 1) * step):
                 codes = reader.codes(i)
+                weights_sum.add(codes)
                 for row in range(rows):
                     word = e.broadcast(inputs, (i * rows + row) * 4, I32)
                     dots[row] = dot4(e, dots[row], codes, word, reader.code_bits)
+            codes_of_weights = b.sitofp(weights_sum.total(), V32)
             for row in range(rows):
-                dot = dots[row]
-                if zero:
-                    codes_sum = e.broadcast(numbers[2 if len(scales) == 1 else 3], row * 4, I32)
+                # whole numbers below 2²⁴ from here to the product with a scale: exact
+                block = e.fma(e.broadcast(minus_zero, row * 4), codes_of_weights, b.sitofp(dots[row], V32))
+                if weight_zero:
+                    inputs_sum = e.broadcast(codes_sum if len(scales) == 1 else low_sum, row * 4)
                     if part:
-                        codes_sum = b.sub(e.broadcast(numbers[2], row * 4, I32), codes_sum)
-                    dot = b.sub(dot, b.shl(codes_sum, const_i32(zero.bit_length() - 1)))
-                block = b.fmul(b.sitofp(dot, V32), e.broadcast(numbers[0], row * 4))
-                total = e.fma(scale, block, b.load(totals[row]))
+                        inputs_sum = b.fsub(e.broadcast(codes_sum, row * 4), inputs_sum)
+                    block = e.fma(const_f32(-weight_zero), inputs_sum, block)
+                total = e.fma(scale, b.fmul(block, e.broadcast(scale_x, row * 4)), b.load(totals[row]))
                 if minimum is not None:
-                    total = e.fma(minimum, e.broadcast(numbers[1], row * 4), total)
+                    total = e.fma(minimum, e.broadcast(mass, row * 4), total)
                 b.store(total, totals[row])
     for row in range(rows):
         e.store(b.load(totals[row]), out, row * 64, align=64)
@@ -115,8 +151,9 @@ def emit_int8_tile(e: Emitter, kind: str, rows: int, args: list[ir.Value]) -> No
 def quantise_row(typing, tile, size, index, row, num_blocks):
     """Row `index` of a tile of `size` quantised rows, from num_blocks · 32 f32 at `row`.
 
-    scale = peak / 127, peak the largest |x| of the block; code = round(x · (1 / scale)). A block whose peak is below
-    2⁻¹⁰⁰ is zeros with scale 0; one with an infinity or NaN has zeros and scale NaN, so that its products are NaN.
+    low ≤ 0 ≤ high are the ends of the block with 0; scale = high / 255 − low / 255; zero = round(−low / scale) − 128;
+    code = round(x / scale) + zero, cut to −128 … 127 (by 1 / scale, rounded once). A scale below 2⁻¹⁰⁰ / 255 makes
+    zeros with scale 0; an infinity or NaN makes zeros with scale NaN, so that products are NaN.
     """
 
     def codegen(context, builder, signature, args):
@@ -129,31 +166,48 @@ def quantise_row(typing, tile, size, index, row, num_blocks):
         with cgutils.for_range(b, num_blocks, intp=I64) as block:
             at = b.mul(block.index, const_i64(BLOCK_COLS * 4))
             values = [e.load(row, b.add(at, const_i64(i)), V32, align=4) for i in (0, LANES * 4)]
-            sizes = [b.and_(b.bitcast(v, VI32), const_i32(0x7FFFFFFF)) for v in values]
-            peak = e.tree(_larger(e, *sizes), lambda m, n: _larger(e, m, n))
-            is_number = b.icmp_signed("<", peak, ir.Constant(I32, _INFINITY_BITS))
-            is_used = b.and_(is_number, b.icmp_signed(">=", peak, ir.Constant(I32, _LEAST_PEAK_BITS)))
-            scale = b.fdiv(b.bitcast(peak, F32), ir.Constant(F32, _LARGEST_CODE))
+            low, high = (e.tree(_end(e, sign, *values), partial(_end, e, sign)) for sign in "<>")
+            low, high = (b.select(b.fcmp_ordered(sign, end, _SCALAR_0), end, _SCALAR_0)
+                         for sign, end in (("<", low), (">", high)))  # fmt: skip
+            scale = b.fsub(*(b.fdiv(end, ir.Constant(F32, _STEPS)) for end in (high, low)))
+            is_number = b.not_(b.or_(*(_has_no_number(e, v) for v in values)))
+            is_used = b.and_(is_number, b.fcmp_ordered(">=", scale, ir.Constant(F32, _LEAST_RANGE / _STEPS)))
             inverse = e.splat(b.fdiv(ir.Constant(F32, 1.0), scale))
-            scale = b.select(is_used, scale, ir.Constant(F32, 0.0))
-            scale = b.select(is_number, scale, ir.Constant(F32, _NAN))
             mask = e.splat(is_used)
-            codes = [b.fptosi(e.round(b.select(mask, b.fmul(v, inverse), ZERO)), VI32) for v in values]
-            low = e.tree(codes[0], b.add)
-            total = b.add(low, e.tree(codes[1], b.add))
+            zero = e.round(b.select(mask, b.fmul(e.splat(b.fneg(low)), inverse), ZERO))
+            zero = b.fadd(zero, b.select(mask, const_f32(_LEAST_CODE), ZERO))
+            codes = []
+            for v in values:
+                code = b.fadd(e.round(b.select(mask, b.fmul(v, inverse), ZERO)), zero)
+                code = b.select(b.fcmp_ordered("<", code, const_f32(_LEAST_CODE)), const_f32(_LEAST_CODE), code)
+                code = b.select(b.fcmp_ordered(">", code, const_f32(127.0)), const_f32(127.0), code)
+                codes.append(code)
+            scale = b.select(is_used, scale, _SCALAR_0)
+            scale = b.select(is_number, scale, ir.Constant(F32, _NAN))
+            low_sum = e.sum(b.fsub(codes[0], zero))  # whole numbers: exact
+            codes_sum = b.fadd(low_sum, e.sum(b.fsub(codes[1], zero)))
             words = e.at(first, b.mul(b.mul(block.index, const_i64(_WORDS)), stride))
             for half, lanes in enumerate(codes):
-                packed = b.bitcast(b.trunc(lanes, VI8), ir.VectorType(I32, 4))
+                packed = b.bitcast(b.trunc(b.fptosi(lanes, VI32), VI8), ir.VectorType(I32, 4))
                 for i in range(4):
                     word = b.extract_element(packed, ir.Constant(I32, i))
                     e.store(word, words, b.mul(stride, const_i64(4 * half + i)), align=4)
+            minus_zero = b.fneg(b.extract_element(zero, ir.Constant(I32, 0)))
             numbers = e.at(planes, b.mul(block.index, stride))
-            for i, number in enumerate((scale, b.fmul(scale, b.sitofp(total, F32)), total, low)):
+            for i, number in enumerate((scale, b.fmul(scale, codes_sum), minus_zero, codes_sum, low_sum)):
                 e.store(number, numbers, b.mul(plane, const_i64(i)), align=4)
         return context.get_dummy_value()
 
     return types.void(I, I, I, I, I), codegen
 
 
-def _larger(e: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
-    return e.b.select(e.b.icmp_signed(">", a, b), a, b)
+def _end(e: Emitter, sign: str, a: ir.Value, b: ir.Value) -> ir.Value:
+    """The lesser or larger of two values, by lane; of a NaN either."""
+    return e.b.select(e.b.fcmp_ordered(sign, a, b), a, b)
+
+
+def _has_no_number(e: Emitter, value: ir.Value) -> ir.Value:
+    """Whether any lane is an infinity or NaN, as one bit."""
+    size = e.b.and_(e.b.bitcast(value, VI32), const_i32(0x7FFFFFFF))
+    lanes = e.b.icmp_signed(">=", size, const_i32(_INFINITY_BITS))
+    return e.b.icmp_unsigned("!=", e.b.bitcast(lanes, I16), ir.Constant(I16, 0))

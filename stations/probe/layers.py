@@ -10,7 +10,7 @@ import numpy as np
 from ..core.shadows import difference
 from ..kernels.base import Backend
 from ..models.card import ModelCard
-from .scores import Scores, choices, score
+from .scores import Scores, choices, log_probabilities, score
 from .seeded import Seeded
 
 SET_SIZES = (2, 4, 8, 16, 24)  # of the least harmed layers, and all of them
@@ -42,37 +42,24 @@ def probe(
     """`layers` from 1 on, `sets` of them by `ranking` (least harmed first, by KL), sizes of the texts."""
     plain = [Seeded(backend, card, ids) for ids in texts]
     drafts = [(Seeded(backend, card, [*prompt, *answer[:-1]]), len(prompt) - 1) for prompt, answer in answers]
-    single = range(1, card.num_layers)
-    total = card.num_layers - 1 + len(_sizes(card.num_layers))
-    done = 0
-
-    def effect(layers: Sequence[int]) -> _Effect:
-        nonlocal done
-        found = _measure(backend, texts, plain, drafts, layers, seed)
-        done += 1
-        progress("layers", done, total)
-        return found
-
-    base = Scores()
-    for ids, text in zip(texts, plain, strict=True):
-        score(backend, base, text.x[-1][:-1], text.x[-1][:-1], _targets(ids))
-    alone = {layer: effect((layer,)) for layer in single}
+    single, sizes = range(1, card.num_layers), _sizes(card.num_layers)
+    steps = _Steps(progress, (len(single) + len(sizes)) * (len(plain) + len(drafts)))
+    base, *found = _measure(backend, texts, plain, drafts, [(), *((layer,) for layer in single)], seed, steps)
+    perplexity = base.scores.perplexity
+    alone = dict(zip(single, found, strict=True))
     ranking = sorted(single, key=lambda layer: (alone[layer].scores.mean_kl, layer))
-    sets = []
-    for size in _sizes(card.num_layers):
-        layers = sorted(ranking[:size])
-        sets.append({"layers": layers, **effect(layers).told(base.perplexity)})
+    together = [tuple(sorted(ranking[:size])) for size in sizes]
+    effects = _measure(backend, texts, plain, drafts, together, seed, steps)
+    sets = [{"layers": list(layers), **one.told(perplexity)} for layers, one in zip(together, effects, strict=True)]
     return {
         "model": card.name,
         "fingerprint": card.fingerprint,
         "seed": seed,
         "num_layers": card.num_layers,
         "num_texts": len(texts),
-        "num_tokens": base.rows,
-        "perplexity": base.perplexity,
-        "layers": [
-            {"layer": layer, **_offs(plain, layer, seed), **alone[layer].told(base.perplexity)} for layer in single
-        ],
+        "num_tokens": base.scores.rows,
+        "perplexity": perplexity,
+        "layers": [{"layer": layer, **_offs(plain, layer, seed), **alone[layer].told(perplexity)} for layer in single],
         "sets": sets,
         "ranking": ranking,
     }
@@ -84,23 +71,45 @@ def _sizes(num_layers: int) -> list[int]:
     return sorted({size for size in (*SET_SIZES, *range(most - MAX_LEFT_OUT, most + 1)) if 2 <= size <= most})
 
 
+class _Steps:
+    """Counts passes of one text with one set of layers."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._done, self._total = 0, total
+
+    def __call__(self) -> None:
+        self._done += 1
+        self._progress("layers", self._done, self._total)
+
+
 def _measure(
     backend: Backend,
     texts: Sequence[Sequence[int]],
     plain: Sequence[Seeded],
     drafts: Sequence[tuple[Seeded, int]],
-    layers: Sequence[int],
+    sets: Sequence[tuple[int, ...]],
     seed: str,
-) -> _Effect:
-    found = _Effect()
+    steps: _Steps,
+) -> list[_Effect]:
+    """The effect of each set of layers. Text by text, so that the plain model's distributions are made once and go."""
+    effects = [_Effect() for _ in sets]
     for ids, text in zip(texts, plain, strict=True):
-        score(backend, found.scores, text.forward(layers, seed)[:-1], text.x[-1][:-1], _targets(ids))
+        targets = np.array(ids[1:], np.int64)
+        log_plain = log_probabilities(backend, text.x[-1][:-1])
+        for layers, effect in zip(sets, effects, strict=True):
+            score(backend, effect.scores, text.forward(layers, seed)[:-1], log_plain, targets)
+            if layers:
+                steps()
     for text, first in drafts:
         rows = np.arange(first, len(text.x[-1]))
-        chosen = choices(backend, text.draft(layers, seed, rows))
-        found.drafted += len(rows)
-        found.right += int((chosen == choices(backend, text.x[-1][rows])).sum())
-    return found
+        truth = choices(backend, text.x[-1][rows])
+        for layers, effect in zip(sets, effects, strict=True):
+            effect.drafted += len(rows)
+            effect.right += int((choices(backend, text.draft(layers, seed, rows)) == truth).sum())
+            if layers:
+                steps()
+    return effects
 
 
 def _offs(plain: Sequence[Seeded], layer: int, seed: str) -> dict[str, float]:
@@ -115,7 +124,3 @@ def _offs(plain: Sequence[Seeded], layer: int, seed: str) -> dict[str, float]:
         "max_abs": max(max_abs for max_abs, _ in pairs),
         "relative": float(np.mean([relative for _, relative in pairs])),
     }
-
-
-def _targets(ids: Sequence[int]) -> Any:
-    return np.array(ids[1:], np.int64)

@@ -48,12 +48,17 @@ def log_softmax(logits: F32) -> F32:
     return log_p
 
 
-def score(backend: Backend, scores: Scores, x: F32, plain: F32, targets: npt.NDArray[np.int64]) -> None:
-    """Score rows by their head inputs, seeded `x` and plain, both [S, H]."""
+def log_probabilities(backend: Backend, x: F32) -> F32:
+    """Of what comes next after each row, by head inputs [S, H]: [S, V]."""
+    chunks = [x[at : at + CHUNK_ROWS] for at in range(0, len(x), CHUNK_ROWS)]
+    return np.concatenate([log_softmax(backend.head(np.ascontiguousarray(rows), 0, 1)) for rows in chunks])
+
+
+def score(backend: Backend, scores: Scores, x: F32, log_plain: F32, targets: npt.NDArray[np.int64]) -> None:
+    """Score rows by their head inputs [S, H] against the plain model's log-probabilities [S, V]."""
     for at in range(0, len(x), CHUNK_ROWS):
         rows = slice(at, at + CHUNK_ROWS)
-        log_plain = log_softmax(backend.head(np.ascontiguousarray(plain[rows]), 0, 1))
-        scores.add(backend.head(np.ascontiguousarray(x[rows]), 0, 1), log_plain, targets[rows])
+        scores.add(backend.head(np.ascontiguousarray(x[rows]), 0, 1), log_plain[rows], targets[rows])
 
 
 def choices(backend: Backend, x: F32) -> npt.NDArray[np.int64]:

@@ -80,6 +80,15 @@ class OverlayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     layers: tuple[int, ...] | None = None
     at: int = 0
 
+    def __str__(self) -> str:
+        """As on the command line: `m=32,w=128,sink=4`, layers and seal where they are set."""
+        parts = [f"m={self.m}", f"w={self.w}", f"sink={self.sink}"]
+        if self.layers is not None:
+            parts.append("layers=" + "+".join(map(str, self.layers)))
+        if self.at:
+            parts.append(f"at={self.at}")
+        return ",".join(parts)
+
     @property
     def boundary(self) -> int:
         """The position at which layers are sealed: rows for every landmark, and some to compare with a window."""
@@ -167,7 +176,8 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def shown(self) -> dict[str, Any]:
         """What holds, for status and results: the mode, exact rows of a coded one, the others where they are set."""
         exact = {"exact_recent": self.recent_rows} if self.kv in CODED_MODES else {}
-        return {"kv": self.kv, **exact, **self.to_wire()}
+        overlay = {"o1": str(self.o1)} if self.o1 is not None else {}
+        return {"kv": self.kv, **exact, **self.to_wire(), **overlay}
 
     def __str__(self) -> str:
         """One line for people: `f16`, `q8 exact_recent=64`."""

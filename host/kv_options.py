@@ -94,5 +94,5 @@ def exactness_options(options: KvOptions, *, is_certified: bool = False) -> dict
     if options.window:
         chosen["window"] = options.window
     if options.o1 is not None:
-        chosen["o1"] = "certified" if is_certified else f"m={options.o1.m},w={options.o1.w},sink={options.o1.sink}"
+        chosen["o1"] = "certified" if is_certified else str(options.o1)
     return chosen

@@ -129,7 +129,7 @@ def is_certified(kv: KvOptions, fingerprint: str, folder: Path, *, approximate: 
             if proof is None
             else f"it does not beat a window of equal bytes on this model: {proof}"
         )
-        raise UnsupportedOptionError(f"o1 {_text(kv.o1)}: {why}; --approximate uses it all the same")
+        raise UnsupportedOptionError(f"o1 {kv.o1}: {why}; --approximate uses it all the same")
     return False
 
 
@@ -142,14 +142,4 @@ def _state_bytes(o1: OverlayOptions, model: Geometry) -> int:
 
 
 def _path(folder: Path, fingerprint: str, o1: OverlayOptions) -> Path:
-    return folder / fingerprint / f"o1-{blake3(_text(o1).encode()).hexdigest()[:16]}.json"
-
-
-def _text(o1: OverlayOptions) -> str:
-    """`m=32,w=128,sink=4`, with layers and seal where they are set."""
-    parts = [f"m={o1.m}", f"w={o1.w}", f"sink={o1.sink}"]
-    if o1.layers is not None:
-        parts.append("layers=" + "+".join(map(str, o1.layers)))
-    if o1.at:
-        parts.append(f"at={o1.at}")
-    return ",".join(parts)
+    return folder / fingerprint / f"o1-{blake3(str(o1).encode()).hexdigest()[:16]}.json"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..request import Request
 
 # The share of right guesses to begin with, by n-gram matched and for a model (measured: `docs/speculation.md`).
-EXPECTED: dict[Hashable, float] = {2: 0.3, 3: 0.45, 4: 0.6, 6: 0.8, "model": 0.7}
+EXPECTED: dict[Hashable, float] = {2: 0.45, 3: 0.55, 4: 0.65, 6: 0.75, "model": 0.7}
 
 DRAFT_WORK = 2.07  # work at the busiest stations per emitted token with a pipelined draft, in canonical passes
 EXPECTED_DRAFT_ALPHA = 0.85  # of the pipelined draft, before anything was measured

@@ -79,7 +79,9 @@ class DraftSwitch:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds a token takes while drafting, None while plain."""
+        """Seconds a token takes while drafting, in a trial by what the plan predicts; None while plain."""
+        if self.phase is Phase.TRIAL:
+            return self.plain_s.value / max(self._predicted_gain, 1.0) or None
         return (self._measured_s or None) if self.phase is Phase.DRAFTING else None
 
     def learn_pass(self, seconds: float) -> None:

@@ -78,7 +78,7 @@ def test_runs_grow_to_32_while_all_is_right_and_shrink_to_4_while_little_is() ->
 
 
 def test_where_rows_cost_as_much_as_passes_guesses_must_be_good() -> None:
-    sizer = RunSizer(PassTimes(1.0, 0.4), EXPECTED)
+    sizer = RunSizer(PassTimes(1.0, 0.5), EXPECTED)
     assert sizer.choose(2, 8) == 0
     for _ in range(20):
         sizer.learn(2, 4, 4)

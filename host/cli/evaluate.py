@@ -14,7 +14,7 @@ import typer
 
 from .failure import UsageError
 from .groups import CacheOptions, EngineOptions, with_groups
-from .options import AsJson, KvMode
+from .options import AsJson, Kernels, KvMode
 from .texts import read_file
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ def evaluate(
     against: Annotated[
         KvMode, typer.Option(help="The cache to compare with.", rich_help_panel=EVALUATION_PANEL)
     ] = "f32",
+    against_kernels: Annotated[
+        Kernels | None,
+        typer.Option(
+            help="The kernels to compare with, in a solo engine of this command (default: the same ones).",
+            rich_help_panel=EVALUATION_PANEL,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure KV options on texts: perplexity, recall, KL and agreement with the exact cache, rates, bytes.
@@ -62,8 +69,17 @@ def evaluate(
         if against != "f32":
             raise UsageError(f"--o1 and --against {against} contradict each other: it is proved beside the exact cache")
         cache = msgspec.structs.replace(cache, approximate=True)  # to measure it is no use of it
+    if against_kernels is not None and (engine.fleet is not None or cache.o1 is not None):
+        raise UsageError("--against-kernels is for a model of this machine, without --fleet and --o1")
     open_engine = prepare_engine(engine, cache)
-    about, found = run_async(_measure(open_engine, engine, texts, context, tokens, against))
+    beside = None
+    if against_kernels is not None:
+        beside = prepare_engine(
+            EngineOptions(model=engine.model, kernels=against_kernels, threads=engine.threads), cache
+        )
+    about, found = run_async(_measure(open_engine, beside, engine, texts, context, tokens, against))
+    if against_kernels is not None:
+        about["against_kernels"] = against_kernels
     if as_json:
         about |= {"files": [str(path) for path in files]} | ({"window": found[1]} if len(found) > 1 else {})
         print_json(msgspec.to_builtins({**about, **msgspec.structs.asdict(found[0])}))
@@ -76,6 +92,7 @@ def evaluate(
 
 async def _measure(
     open_engine: Callable[[], AbstractAsyncContextManager[Engine]],
+    open_baseline: Callable[[], AbstractAsyncContextManager[Engine]] | None,
     options: EngineOptions,
     texts: list[str],
     context: int,
@@ -91,6 +108,7 @@ async def _measure(
     async with AsyncExitStack() as stack:
         with starting(options.what, may_compile=options.may_compile):
             engine = await stack.enter_async_context(open_engine())
+            baseline = await stack.enter_async_context(open_baseline()) if open_baseline is not None else None
         ids = [engine.tokenize(text)[:tokens] for text in texts]
         windows = texts_to_windows(ids, context, engine.card.context_length)
         option, exact = engine.network.kv, make_kv_options(kv=against)
@@ -98,7 +116,7 @@ async def _measure(
         exactness = setting.exactness
         with _progress_bar(f"{option} beside {exact}") as progress:
             if option.o1 is None:
-                found = await evaluate(engine, windows, [option], against=exact, progress=progress)
+                found = await evaluate(engine, windows, [option], against=exact, baseline=baseline, progress=progress)
             else:
                 proof, *found = await prove(engine, windows, option, ids, progress=progress)
                 path = save_proof(proofs_folder(os.environ), proof)
@@ -143,6 +161,7 @@ def _show(evaluations: list[Evaluation]) -> None:
     note(
         f"PPL {_figure(found.delta_ppl_percent, '+.2f')} % · recall ×{_figure(found.recall, '.3f')} · "
         f"KL {_figure(found.kl, '.2g')} · same likeliest token {_figure(found.top1, '.4f')} · "
+        f"logits off by {found.logits_rms:.3g} rms · "
         f"{100 * found.bytes_ratio:.1f} % of the bytes · decode ×{found.decode_ratio:.2f}, "
         f"prefill ×{found.prefill_ratio:.2f} · {found.num_windows} windows, {found.num_text_tokens} tokens, "
         f"{found.num_recall_tokens} of repeated passages"

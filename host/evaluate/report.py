@@ -35,7 +35,8 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """An option beside the exact cache: `kl` mean KL(exact || option), `top1` share of equal likeliest tokens.
+    """An option beside the exact cache: `kl` mean KL(exact || option), `top1` share of equal likeliest tokens,
+    `logits_rms` root mean square of what logits differ by.
 
     `delta_ppl_percent` over ordinary text, `recall` = PPL ratio on repeated passages: errors of paired differences.
     `bytes_ratio`, `prefill_ratio`, `decode_ratio`: option / exact.
@@ -45,6 +46,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     exact: Side
     kl: Estimate | None
     top1: Estimate | None
+    logits_rms: float
     delta_ppl_percent: Estimate | None
     recall: Estimate | None
     bytes_ratio: float
@@ -62,17 +64,19 @@ class Rows:
         self.nll: list[F64] = []
         self.kl: list[F64] = []
         self.agree: list[F64] = []
+        self.square: list[F64] = []
         self._parts: list[Comparison] = []
 
     def add(self, part: Comparison) -> None:
         self._parts.append(part)
 
     def end_window(self) -> None:
-        nll, kl, agree = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        nll, kl, agree, square = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         self._parts.clear()
         self.nll.append(nll)
         self.kl.append(kl)
         self.agree.append(agree)
+        self.square.append(square)
 
 
 def side(kv: dict[str, Any], windows: Sequence[Window], rows: Rows, kv_bytes: int, pace: Pace) -> Side:
@@ -98,6 +102,7 @@ def evaluation(windows: Sequence[Window], rows: Rows, exact_rows: Rows, option: 
         exact=exact,
         kl=mean(_text(windows, rows.kl), TEXT_BLOCK),
         top1=mean(_text(windows, rows.agree), TEXT_BLOCK),
+        logits_rms=_root_mean(_text(windows, rows.square)),
         delta_ppl_percent=ratio.minus(1.0).times(100.0) if ratio is not None else None,
         recall=_exp(mean(recall, RECALL_BLOCK)),
         bytes_ratio=_rate(option.kv_bytes, exact.kv_bytes),
@@ -107,6 +112,12 @@ def evaluation(windows: Sequence[Window], rows: Rows, exact_rows: Rows, option: 
         num_text_tokens=sum(map(len, text)),
         num_recall_tokens=sum(map(len, recall)),
     )
+
+
+def _root_mean(columns: Sequence[F64]) -> float:
+    """Of values that are means of squares; 0.0 of none."""
+    values = np.concatenate(columns) if columns else np.zeros(0)
+    return float(np.sqrt(values.mean())) if values.size else 0.0
 
 
 def gain(windows: Sequence[Window], rows: Rows, other: Rows) -> Estimate | None:

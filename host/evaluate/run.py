@@ -57,22 +57,30 @@ async def evaluate(
     options: Sequence[KvOptions],
     *,
     against: KvOptions | None = None,
+    baseline: Engine | None = None,
     progress: Progress = lambda done, total: None,
 ) -> list[Evaluation]:
     """One evaluation for each of `options` beside `against` (None: the exact cache), over `windows`.
 
-    All sessions are on `engine`, whose own KV options do not matter; it must have nothing else to do. Raises what
-    stations say: options they refuse, a lost station.
+    All sessions are on `engine`, but for the one they are compared with, which is on `baseline` where that is given:
+    the same model on other kernels. The engines' own KV options do not matter; they must have nothing else to do.
+    Raises what stations say: options they refuse, a lost station.
     """
-    measured = await measure(engine, windows, (against or KvOptions(), *options), progress=progress)
+    kinds = (against or KvOptions(), *options)
+    measured = await measure(engine, windows, kinds, progress=progress, baseline=baseline)
     return measured.evaluations()
 
 
 async def measure(
-    engine: Engine, windows: Sequence[Window], kinds: Sequence[KvOptions], *, progress: Progress
+    engine: Engine,
+    windows: Sequence[Window],
+    kinds: Sequence[KvOptions],
+    *,
+    progress: Progress,
+    baseline: Engine | None = None,
 ) -> Measured:
     """Sessions of `kinds` in lock step, compared with the first of them; otherwise as `evaluate`."""
-    run = _Run(engine, windows, kinds, progress)
+    run = _Run([baseline or engine, *[engine] * (len(kinds) - 1)], windows, kinds, progress)
     for window in windows:
         await run.window(window)
     columns = zip(kinds, run.rows, run.kv_bytes, run.paces, strict=True)
@@ -84,13 +92,13 @@ class _Run:
     """`rows`, `kv_bytes` and `paces` by session, the exact one first."""
 
     def __init__(
-        self, engine: Engine, windows: Sequence[Window], kinds: Sequence[KvOptions], progress: Progress
+        self, engines: Sequence[Engine], windows: Sequence[Window], kinds: Sequence[KvOptions], progress: Progress
     ) -> None:
         self.rows = [Rows() for _ in kinds]
         self.kv_bytes = [0 for _ in kinds]
         self.paces = [Pace() for _ in kinds]
-        self._network = engine.network
-        self._chunk = max(2, min(MAX_ROWS, MAX_LOGITS // engine.card.vocab_size))
+        self._networks = [engine.network for engine in engines]
+        self._chunk = max(2, min(MAX_ROWS, MAX_LOGITS // engines[0].card.vocab_size))
         self._kinds = kinds
         self._progress = progress
         self._total = sum(window.num_rows for window in windows) * len(kinds)
@@ -100,8 +108,8 @@ class _Run:
         """Feed one window to fresh sessions, all of them in step."""
         with ExitStack() as stack:
             tracks: list[Track] = []
-            for kv, pace in zip(self._kinds, self.paces, strict=True):
-                tracks.append(await open_track(self._network, window.num_rows, kv, pace))
+            for network, kv, pace in zip(self._networks, self._kinds, self.paces, strict=True):
+                tracks.append(await open_track(network, window.num_rows, kv, pace))
                 stack.callback(tracks[-1].abandon)
             first, singles = window.first_scored, max(window.first_scored, window.num_rows - DECODE_ROWS)
             for lo, hi in _chunks(0, first, MAX_ROWS):
@@ -116,7 +124,7 @@ class _Run:
     async def _compare(self, tracks: Sequence[Track], window: Window, lo: int, hi: int) -> None:
         exact = await self._feed(tracks[0], window, lo, hi, Want.ALL)
         baseline = Baseline(exact, window.targets(lo, hi))
-        self.rows[0].add(Comparison(baseline.nll, 0 * baseline.nll, 0 * baseline.nll + 1))
+        self.rows[0].add(Comparison(baseline.nll, 0 * baseline.nll, 0 * baseline.nll + 1, 0 * baseline.nll))
         for track, rows in zip(tracks[1:], self.rows[1:], strict=True):
             rows.add(baseline.compare(await self._feed(track, window, lo, hi, Want.ALL)))
 

@@ -5,6 +5,7 @@ For row r with target token t, logits l of the exact cache and l' of the one und
     nll   = lse(l) - l[t]                                        likewise nll'
     kl    = KL(softmax l || softmax l') = sum softmax(l) (l - l') - (lse(l) - lse(l'))
     agree = argmax l == argmax l'                                ties: the lowest token id
+    square = mean over the vocabulary of (l - l')²
 
 Sums are f64 over f32 exponentials; equal rows give a kl of exactly 0, others are right to about 1e-7.
 """
@@ -51,6 +52,7 @@ class Comparison(NamedTuple):
     nll: F64
     kl: F64
     agree: F64
+    square: F64
 
 
 class Baseline:
@@ -70,7 +72,9 @@ class Baseline:
         exact, other = self._softmax, softmax_of(logits)
         drift = np.einsum("rv,rv->r", exact.exps, self._logits - logits, dtype=np.float64, casting="same_kind")
         kl = drift / exact.sums - (exact.lse - other.lse)
-        return Comparison(_nll(logits, other.lse, self._targets), kl, (exact.top == other.top).astype(np.float64))
+        agree = (exact.top == other.top).astype(np.float64)
+        square = np.square(logits - self._logits).mean(axis=1, dtype=np.float64)
+        return Comparison(_nll(logits, other.lse, self._targets), kl, agree, square)
 
 
 def _nll(logits: F32, lse: F64, targets: I64) -> F64:

@@ -45,6 +45,17 @@ def test_json_is_one_object_with_every_figure(aeonflow: Run, text: Path) -> None
     assert "Traceback" not in ended.err
 
 
+def test_kernels_are_measured_beside_others(aeonflow: Run, text: Path) -> None:
+    options = ("--model", "tiny", "--context", "128", "--tokens", "130", "--kernels", "fast-int8", "--json")
+    ended = aeonflow("eval", str(text), *options, "--against-kernels", "fast")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert (found["kernels"], found["against_kernels"]) == ("fast-int8", "fast")
+    assert found["exactness"] == {"cut": "exact", "model": "bounded"}
+    assert 0 < found["logits_rms"] < 1
+    assert found["kl"]["value"] > 0
+
+
 def test_without_json_there_is_a_row_for_each_cache(aeonflow: Run, text: Path) -> None:
     ended = aeonflow("eval", str(text), "--model", "tiny", "--context", "128", "--tokens", "130", "--kv", "q8")
     assert ended.code == 0, ended.err

@@ -88,6 +88,17 @@ async def test_the_exact_cache_beside_itself_differs_in_nothing(tiny_model: Path
     assert found.option.ppl == found.exact.ppl
 
 
+async def test_other_kernels_stand_beside_the_exact_ones_on_an_engine_of_their_own(tiny_model: Path) -> None:
+    async with (
+        Engine.launch(model=str(tiny_model), threads=1, kernels="reference") as engine,
+        Engine.launch(model=str(tiny_model), threads=1) as exact,
+    ):
+        (found,) = await evaluate(engine, WINDOWS[:1], [KvOptions()], baseline=exact)
+        (same,) = await evaluate(exact, WINDOWS[:1], [KvOptions()], baseline=exact)
+    assert 0 < found.logits_rms < 1e-3
+    assert (same.logits_rms, same.exact.ppl) == (0.0, found.exact.ppl)
+
+
 async def test_options_side_by_side_give_what_each_gives_alone_and_plans_change_nothing(tiny_model: Path) -> None:
     async with Engine.launch(model=str(tiny_model), threads=1) as engine:
         together = await evaluate(engine, WINDOWS, [Q8, Q4])

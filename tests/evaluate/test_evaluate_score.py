@@ -38,6 +38,7 @@ def test_equal_rows_have_no_divergence_at_all() -> None:
 def test_a_constant_added_to_all_logits_changes_nothing_that_matters() -> None:
     baseline = Baseline(LOGITS, TARGETS)
     found = baseline.compare(LOGITS + np.float32(64))
+    assert np.allclose(found.square, 64.0**2)
     np.testing.assert_allclose(found.nll, baseline.nll, atol=2e-5)
     np.testing.assert_allclose(found.kl, 0, atol=2e-5)
 

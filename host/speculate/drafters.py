@@ -13,7 +13,7 @@ from ..pace import Pace
 from ..pairx.seeding import draft_gain
 from .lookup import Lookup
 from .model import DraftModel
-from .permits import Permits, watched
+from .permits import Permits, num_busy, watched
 from .policy import Means, Proposer
 from .sizes import MAX_RUN, RunSizer
 from .switch import DraftSwitch
@@ -110,7 +110,7 @@ async def running_drafters(
     stations are asked whether they have time for drafts, if they draft. InvalidRequestError for another tokenizer."""
     route, drafts, permits = network.route, None, None
     if route.pair_x == "draft":
-        permits = Permits(pace.shape.cores, lambda: len(network.sequences))
+        permits = Permits(pace.shape.cores, lambda: num_busy(network))
         drafts = DraftSwitch(predicted_gain=predicted_gain(pace, len(route.seeded), route.num_layers), permit=permits)
     drafters = Drafters(SpeculateMode.parse(speculate), pace, drafts, _max_rows(network))
     async with AsyncExitStack() as stack:

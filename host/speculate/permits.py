@@ -26,16 +26,16 @@ STATS_TIMEOUT_S = 2.0
 class Permits:
     """`cores`: how many all stations share, None where each has its own."""
 
-    def __init__(self, cores: int | None, num_decoding: Callable[[], int]) -> None:
+    def __init__(self, cores: int | None, num_busy: Callable[[], int]) -> None:
         self.utilisation = 0.0  # of the busiest resource, in the last period
         self._cores = cores
-        self._num_decoding = num_decoding
+        self._num_busy = num_busy
         self._is_granted = True
         self._before: tuple[float, dict[int, float]] | None = None
 
     def __call__(self) -> bool:
         """May a draft grow now?"""
-        return self._is_granted or self._num_decoding() < 2
+        return self._is_granted or self._num_busy() < 2
 
     def observe(self, compute_s: Mapping[int, float], now: float) -> None:
         """Seconds that each station has computed since it started, at `now`."""
@@ -51,6 +51,11 @@ class Permits:
             self._is_granted = True
 
 
+def num_busy(network: Network) -> int:
+    """Sessions that wait for a pass."""
+    return sum(one.oldest_in_flight is not None for one in network.sequences.values())
+
+
 @asynccontextmanager
 async def watched(permits: Permits, network: Network, clock: Callable[[], float]) -> AsyncIterator[None]:
     """Inside the block the stations are asked once a period, while several sessions are open."""
@@ -58,7 +63,7 @@ async def watched(permits: Permits, network: Network, clock: Callable[[], float]
     async def watch() -> None:
         while True:
             await asyncio.sleep(PERIOD_S)
-            if len(network.sequences) > 1:
+            if num_busy(network) > 1:
                 replies = await answers(network.stations, Stats(), StatsReply, STATS_TIMEOUT_S)
                 computed = {i: sum(reply.values.get("compute_s", {}).values()) for i, reply in replies.items()}
                 permits.observe(computed, clock())

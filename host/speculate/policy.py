@@ -247,6 +247,11 @@ class Speculation:
     def _start(self, token: int) -> None:
         """Send the row of `token`, which is known or guessed, with guesses behind it where there are good ones."""
         sequence, means = self._sequence, self._means
+        if means.sizer is None and means.drafts is None:  # plain: nothing is guessed, timed or looked up
+            self.counts.passes += 1
+            self.counts.rows += 1
+            sequence.send((token,), Want.LAST)
+            return
         at = len(sequence.tokens)
         is_guess = at > self.known
         if is_guess and (at >= self._end or sequence.starts_at_barrier()):

@@ -179,6 +179,7 @@ class Control:
             "joins": sum(len(s.joins) for s in sessions),
             "seed_slots": sum(len(s.seeds) for s in sessions),
             "join_bytes": self._sessions.join_gauge.num_bytes,
+            "scratch_rows": max((len(s.scratch) for s in sessions), default=0),
             "kv_bytes": sum(s.cached_bytes() for s in sessions),
             "kv_reserved_bytes": self._sessions.reserved_bytes,
             "kv_budget_bytes": self._limits.kv_budget_bytes,

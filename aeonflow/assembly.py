@@ -48,6 +48,17 @@ def read_message(packed: Buffer) -> Message:
     return Message(stream, sequence, FLAGS[flags], memoryview(packed)[HEADER_BYTES:])
 
 
+def packed_frames(message: Buffer, wholes: Sequence[Message]) -> list[bytes]:
+    """The frames of a WebSocket message that made `wholes`, where each of these is a frame of its own; else none."""
+    frames: list[bytes] = []
+    at = 0
+    for whole in wholes:
+        end = at + HEADER_BYTES + len(whole.payload)
+        frames.append(bytes(message[at:end]))
+        at = end
+    return frames if at == len(message) else []
+
+
 def cut_message(
     stream: int,
     sequence: int,

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from . import bands
-from .assembly import Assembler, Message, cut_message
+from .assembly import Assembler, Message, cut_message, packed_frames
 from .auth import Permission
 from .batcher import FlowSendBatcher
 from .calls import FIRST_CALL_ID, CallTable
@@ -50,8 +50,8 @@ class Link:
     replies to calls; an error it raises is vented to the sender, a ProtocolError closes the link. `on_close` is called
     exactly once: with None after an orderly close from either side, else with the error. `accepted_streams`: when set,
     messages on any other stream are vented here. `first_taker` is
-    shown every WebSocket message before anything is made of it, and the time; True: it was one frame of a message for
-    this peer's streams, and is done with. `goodbye`: the peer's last words, once they came.
+    shown every WebSocket message before anything is made of it, and the frames of one that holds several, with the
+    time; True: that was a whole message of one frame, and is done with. `goodbye`: the peer's last words.
     """
 
     def __init__(
@@ -256,8 +256,11 @@ class Link:
             return
         self._turn.begin()
         try:
-            for whole in self._assembler.read(message):
-                self._deliver(whole)
+            wholes = self._assembler.read(message)
+            frames = packed_frames(message, wholes) if taker is not None and len(wholes) > 1 else ()
+            for index, whole in enumerate(wholes):
+                if not frames or taker is None or not taker(frames[index], now):
+                    self._deliver(whole)
         except AeonflowError as error:
             self._fail(error)
         finally:

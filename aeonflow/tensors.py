@@ -183,5 +183,10 @@ def unpack_tensors(payload: bytes | bytearray | memoryview) -> list[Tensor]:
     return tensors
 
 
+def session_of(payload: bytes | bytearray | memoryview) -> int:
+    """The session of a tensor payload, of which no more is known than that; 0 for one cut short."""
+    return int.from_bytes(payload[:8], "little") if len(payload) >= PREFIX_BYTES else 0
+
+
 def _group(t: Tensor) -> tuple[int, ...]:
     return (t.session, t.epoch, t.base, t.settled, t.first, t.rows, t.layer, t.kind, t.route)

@@ -1,14 +1,15 @@
 """The straight way of a decoded row: lanes found by the head of a message, made from passes that went the general way.
 
-Taken while one session is open, nothing waits, nothing is computed and nobody traces: then a row's turn is now, and
-nothing else could share its batch. Every plain pass that the general path has computed leaves a lane for the rows after
-it; every request of a host takes all lanes away. What a lane took is counted as the general path counts it, no later
-than anybody can ask.
+Taken while nothing waits, nothing is computed and nobody traces: then a row's turn is now. Where several sessions are
+open only rows whose compute is short go this way: long ones gain more by sharing a batch. Every plain pass that the
+general path has computed leaves a lane for the rows after it. What lanes took is counted as the general path counts
+it, no later than anybody can ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aeonflow import bands
@@ -35,7 +36,8 @@ from .queue import Job
 from .stages import Stage
 from .station import Station
 
-MAX_LANES = 1024  # then all are made anew: no station has so many layers, but a host may begin epoch after epoch
+MAX_LANES = 4096  # of 10 KB; then those of past epochs go, and more are not made
+SHARED_LIMIT_S = 0.25e-3  # a batch saves no more by sharing such computes than the general path costs beside them
 MAX_EXITS = 2  # more outputs are framed together and flushed once, in the general way
 TOLD_EVERY_ROWS = 32  # about a token of a station that has a role of every layer
 _SHAPE = RowShape(data=HEAD_BYTES, place=PLACE, hop=HOP, crossing=1)
@@ -43,6 +45,7 @@ _PART_SHIFT, _PASS_OPTIONS = 3, 0b111
 _INPUTS = {"embed": 1, "attn": 1, "gate_up": 1, "down": 2, "head": 1}  # roles that have lanes
 
 Input = SingleInput | JoinedInput
+LaneKey = tuple[int, int, Stage]  # session, epoch, stage
 
 
 class Surroundings(Protocol):
@@ -61,27 +64,30 @@ class Surroundings(Protocol):
         ...
 
     def rows_came(self, link: int, session: int) -> None:
-        """Of this session alone, by this link; told now and then."""
+        """Of this session, by this link; told now and then."""
         ...
 
 
 class Express:
     """`limit_s`: rows that take longer are not for the event loop.
 
-    The shell says with `is_blocked` that the compute thread is at work, and gives what `take_held` tells back to the
-    general path before that sees any other message.
+    The shell says with `is_blocked` that the compute thread is at work. Before the general path sees a message it is
+    given what `take_held` tells; `count` comes before a request of a host, `review` after it.
     """
 
     def __init__(self, station: Station, surroundings: Surroundings, limit_s: float) -> None:
         self.is_blocked = False
+        self.is_alone = False  # one session is open
         self._station = station
         self._queue = station.queue
         self._preparer = station.backend if isinstance(station.backend, PreparesRows) else None
         self._surroundings = surroundings
         self._limit_s = limit_s
+        self._route_changes = 0
         self._inputs: dict[bytes, Input] = {}  # of messages of stations
         self._ids: dict[bytes, Input] = {}  # of messages of the host that owns the session
-        self._lanes: dict[tuple[int, int, Stage], Lane | None] = {}  # by session, epoch, stage; None: has none
+        self._parts: dict[int, list[JoinedInput]] = {}  # by session
+        self._lanes: dict[LaneKey, Lane | None] = {}  # None: has none
         self._messages = 0
 
     @property
@@ -120,13 +126,14 @@ class Express:
         return True
 
     def learn(self, batch: Batch) -> None:
-        """Make the lane of the rows that follow a batch, if it was one plain row."""
-        if len(batch.jobs) != 1 or self._preparer is None or batch.error is not None or batch.poisoned:
-            return
-        job = batch.jobs[0]
+        """Make the lanes of the rows that follow those of a batch, where they are plain."""
+        if batch.stage.role in _INPUTS and self._preparer is not None and batch.error is None and not batch.poisoned:
+            for job in batch.jobs:
+                if job.head.rows == 1:
+                    self._learn(job, self._preparer)
+
+    def _learn(self, job: Job, preparer: PreparesRows) -> None:
         stage, head = job.stage, job.head
-        if head.rows != 1 or stage.role not in _INPUTS:
-            return
         at = (job.session.id, head.epoch, stage)
         if at in self._lanes:
             known = self._lanes[at]
@@ -134,29 +141,58 @@ class Express:
                 return
             self._count(known)
         if len(self._lanes) >= MAX_LANES:
-            self.clear()
-        self._lanes[at] = self._make(job, self._preparer) if self._is_plain(job) else None
+            self._forget(lambda lane: lane.is_past)
+        if len(self._lanes) < MAX_LANES:
+            self._lanes[at] = self._make(job, preparer) if self._is_plain(job) else None
 
-    def take_held(self) -> list[tuple[int, bytes]]:
-        """Parts that wait in lanes for their other part, with the links they came by; they wait here no longer."""
+    def take_held(self, session: int | None = None) -> list[tuple[int, bytes]]:
+        """Parts that wait in lanes for their other part, with the links they came by; they wait here no longer.
+
+        Of one session, or of all.
+        """
+        of = self._parts.get(session, []) if session is not None else itertools.chain(*self._parts.values())
         held: list[tuple[int, bytes]] = []
-        for found in self._inputs.values():
-            if type(found) is JoinedInput and found.message is not None:
-                held.append((found.link, found.message))
-                found.message = None
+        for part in of:
+            if part.message is not None:
+                held.append((part.link, part.message))
+                part.message = None
         self._messages -= len(held)  # the general path counts them
         return held
 
-    def clear(self) -> None:
-        """Count what went through the lanes, and forget them; `take_held` comes before."""
+    def count(self) -> None:
+        """Count what went through the lanes so far."""
         self._station.counters.events["messages_in"] += self._messages
         self._messages = 0
-        for lane in self._lanes.values():
-            if lane is not None:
-                self._count(lane)
-        self._lanes.clear()
-        self._inputs.clear()
-        self._ids.clear()
+        for lane in self.lanes:
+            self._count(lane)
+
+    def review(self) -> None:
+        """After a request, which may have changed anything: forget the lanes that it has made void."""
+        station = self._station
+        is_alone, changes = len(station.sessions) == 1, station.route_changes
+        if station.trace is not None or (is_alone, changes) != (self.is_alone, self._route_changes):
+            self.is_alone, self._route_changes = is_alone, changes
+            self.clear()
+        else:
+            self._forget(lambda lane: lane.is_past)
+
+    def clear(self) -> None:
+        """Forget all lanes; what waits in them is given back before."""
+        self._forget(lambda lane: True)
+
+    def _forget(self, is_void: Callable[[Lane], bool]) -> None:
+        self.count()
+        kept: dict[LaneKey, Lane | None] = {
+            at: lane for at, lane in self._lanes.items() if lane is not None and not is_void(lane)
+        }
+        self._lanes = kept
+        for inputs in (self._inputs, self._ids):
+            for key in [key for key, one in inputs.items() if is_void(one.lane)]:
+                del inputs[key]
+        for session in list(self._parts):
+            self._parts[session] = [part for part in self._parts[session] if not is_void(part.lane)]
+            if not self._parts[session]:
+                del self._parts[session]
 
     def _count(self, lane: Lane) -> None:
         counters, rows = self._station.counters, lane.rows
@@ -181,7 +217,6 @@ class Express:
             and all(urls)
             and len(set(urls)) == len(urls)
             and not session.barriers
-            and len(station.sessions) == 1
             and station.trace is None
             and session.epoch == head.epoch
             and not session.is_poisoned
@@ -198,7 +233,11 @@ class Express:
         exits = self._exits(job, prepared.frames)
         if not exits:
             return None
-        lane = Lane(job, prepared, cache, exits, self._surroundings.row_cost(stage), self._limit_s)
+        cost = self._surroundings.row_cost(stage)
+        limit_s = self._limit_s if self.is_alone else min(self._limit_s, SHARED_LIMIT_S)
+        if cost.seconds > limit_s:
+            return None
+        lane = Lane(job, prepared, cache, exits, cost, limit_s)
         self._open(lane, job)
         return lane
 
@@ -250,3 +289,4 @@ class Express:
         if made:
             h, u = made
             h.other, u.other = u, h
+            self._parts.setdefault(job.session.id, []).extend(made)

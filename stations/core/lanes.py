@@ -96,6 +96,11 @@ class Lane:
         self._cost = cost
         self._limit_ns = int(limit_s * 1e9)
 
+    @property
+    def is_past(self) -> bool:
+        """No row of this lane will come any more."""
+        return self.session.is_closed or self.session.epoch != self.epoch
+
     def place_of(self, message: bytes) -> tuple[int, int]:
         """(settled, first) of a message for this lane; first −1 where the general path must see it."""
         session = self.session

@@ -21,6 +21,7 @@ class Routes:
         self._residual = residual
         self._max_routes = max_routes
         self._by_link: dict[int, dict[int, CompiledRoute]] = {}
+        self.changes = 0  # routes installed so far
 
     def install(self, link: int, request: InstallRoute, in_use: Iterable[int]) -> CompiledRoute:
         """Compile and keep a route; one of the same id is replaced. PlanError or OverloadedError with the numbers."""
@@ -34,6 +35,7 @@ class Routes:
                 raise OverloadedError(f"{len(routes)} routes are in use: at most {self._max_routes} a host")
             del routes[oldest]
         routes[compiled.route] = compiled
+        self.changes += 1
         return compiled
 
     def find(self, link: int, route: int) -> CompiledRoute | None:

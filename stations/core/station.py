@@ -131,6 +131,11 @@ class Station:
         """When a pass last came for any open session; minus infinity when none is open."""
         return max((session.last_used_s for session in self.sessions), default=float("-inf"))
 
+    @property
+    def route_changes(self) -> int:
+        """Routes installed so far."""
+        return self._routes.changes
+
     def dial_urls(self) -> set[str]:
         """The only addresses this station may dial: successors on installed routes."""
         return self._routes.urls()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from aeonflow import Heartbeat, Link, Message, bands
+from aeonflow import Flags, Heartbeat, Link, Message, bands
 from aeonflow.assembly import read_message
 from aeonflow.endpoint import is_loopback
 from aeonflow.errors import (
@@ -24,6 +24,7 @@ from aeonflow.errors import (
     StationLostError,
     UnsupportedError,
 )
+from aeonflow.tensors import session_of
 from aeonflow.trace import Recorder
 from aeonflow.turn import turn_of
 
@@ -42,6 +43,7 @@ from .placement import Placement, usable_cores
 TICK_S = 1.0
 TURN_S = 0.5e-3  # of inline batches in a row; then frames are read
 DRAIN_POLL_S = 0.05
+_IN_ERROR = int(Flags.VENT | Flags.POISON)
 QUIET_S = 1.0  # a session unused for so long does not keep a draining station
 
 AnswerWeights = Callable[[Message, int], bytes]  # request, largest reply in bytes → reply
@@ -155,14 +157,22 @@ class Shell:
         if stream == bands.WEIGHTS:
             self._weights(link, message)
             return
+        is_request = stream not in bands.STREAM_ROLES and not bands.is_seed(stream)
         if self.express.has_lanes:
-            self._leave_lanes(stream)
+            is_pass = not is_request and not int(message.flags) & _IN_ERROR
+            self._give_back(session_of(message.payload) if is_pass else None)
+            if is_request:
+                self.express.count()
         station = self.station
         trace = station.trace
         began_s = trace.clock() if trace is not None else 0.0
         station.receive(number, stream, message.sequence, message.flags, message.payload, self._clock())
         if trace is not None:
             trace.received(began_s, stream, message.flags, message.payload)
+        if is_request:
+            self.express.review()
+            if not self.express.is_alone:
+                self._placement.release()
         if not station.queue.length:
             self._send_outgoing()
             if stream == bands.CONTROL:
@@ -176,13 +186,10 @@ class Shell:
             else:
                 self._loop.call_soon(self._pump)
 
-    def _leave_lanes(self, stream: int) -> None:
-        """Before the general path sees a message: what waits in lanes goes there too, and a request ends them."""
-        for number, held in self.express.take_held():
+    def _give_back(self, session: int | None) -> None:
+        """Parts that wait in lanes of a session, or of all, go to the general path first: it joins them."""
+        for number, held in self.express.take_held(session):
             self.station.receive(number, *read_message(held), self._clock())
-        if stream not in bands.STREAM_ROLES:
-            self.express.clear()
-            self._placement.release()
 
     def successor(self, url: str) -> tuple[Link, Peer] | None:
         """The connection to a station on an installed route, None while there is none."""
@@ -197,8 +204,10 @@ class Shell:
         return self.links.get(link)
 
     def rows_came(self, link: int, session: int) -> None:
-        """Of one session alone: with neighbours on this machine they share a core."""
-        if self._placement.core is None and is_loopback(urlsplit(self.links[link].peer_url).hostname or ""):
+        """Stations on one machine share a core while that session is alone."""
+        if not self.express.is_alone or self._placement.core is not None:
+            return
+        if is_loopback(urlsplit(self.links[link].peer_url).hostname or ""):
             self._placement.serve(session, self._clock())
 
     def row_cost(self, stage: Stage) -> Estimate:
@@ -340,7 +349,8 @@ class Shell:
 
     def _peer_lost(self, url: str, reason: str) -> None:
         if not self._is_closed:
-            self._leave_lanes(bands.CONTROL)
+            self._give_back(None)
+            self.express.clear()
             self.station.station_lost(url, reason)
             self._send_outgoing()
 

@@ -28,6 +28,7 @@ from aeonflow.messages import (
     encode,
 )
 from aeonflow.tensors import DType, Kind, Port, Tensor, Want, pack_tensors
+from stations.core import express
 from stations.core.limits import limits_for
 from stations.core.station import Station
 from stations.kernels.base import Backend
@@ -144,8 +145,9 @@ async def both_ways(model: ModelFolder, index: int) -> AsyncIterator[tuple[One, 
 class Traffic:
     """Messages for one station as its neighbours would send them, and now and then as nobody should."""
 
-    def __init__(self, rng: random.Random, model: ModelFolder, index: int) -> None:
+    def __init__(self, rng: random.Random, model: ModelFolder, index: int, session: int = SESSION) -> None:
         self._rng = rng
+        self._session = session
         self._index = index
         self._hidden, self._ffn = model.card.hidden_size, model.card.ffn_size
         self._values = np.random.default_rng(rng.randrange(1 << 30))
@@ -191,7 +193,13 @@ class Traffic:
         return self._tensor(port, array, layer, **fields)
 
     def _tensor(self, port: Port, array: Any, layer: int, **fields: Any) -> Tensor:
-        values = {"epoch": self.epoch, "base": self.base, "first": self.first, "settled": self.settled}
+        values = {
+            "session": self._session,
+            "epoch": self.epoch,
+            "base": self.base,
+            "first": self.first,
+            "settled": self.settled,
+        }
         return tensor(port, array, layer=layer, **{"hop": self._rng.choice([4, 4, 4, 4, 7]), **values, **fields})
 
     def _perhaps_odd(self, message: tuple[str, int, list[Tensor]]) -> list[tuple[str, int, list[Tensor]]]:
@@ -218,6 +226,7 @@ async def test_random_messages_have_the_same_outcome_by_lanes_as_without(
     model: ModelFolder, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shell, "INLINE_LIMIT_S", 60.0)  # on a busy machine short batches are long ones
+    monkeypatch.setattr(express, "SHARED_LIMIT_S", 60.0)
     lane_rows = sum([await _run(model, index, seed) for seed in range(SEEDS)])
     assert lane_rows > 20 * SEEDS, "most of the traffic is plain: it must have gone the straight way"
 
@@ -225,11 +234,15 @@ async def test_random_messages_have_the_same_outcome_by_lanes_as_without(
 async def _run(model: ModelFolder, index: int, seed: int) -> int:
     """Both ways take the same traffic; returns how many rows went through lanes and were not counted yet."""
     rng = random.Random(100 * index + seed)
-    traffic = Traffic(rng, model, index)
+    traffics = [Traffic(rng, model, index), Traffic(rng, model, index, OTHER)]
+    num_sessions = 1 + seed % 2
     lane_rows = 0
     async with both_ways(model, index) as ways:
+        for one in ways:
+            if num_sessions == 2:
+                await one.ask(Open(OTHER, ROUTE, 64))
         for step in range(STEPS):
-            for way, stream, tensors in traffic.passes():
+            for way, stream, tensors in traffics[step % num_sessions].passes():
                 payload, flags = b"".join(pack_tensors(tensors)), Flags.FIN
                 if rng.random() < 0.01:
                     flags |= rng.choice([Flags.POISON, Flags.FOLD, Flags.RACE])
@@ -238,7 +251,7 @@ async def _run(model: ModelFolder, index: int, seed: int) -> int:
                     link.send(stream, step, payload, flags)
                     await one.settle()
             if rng.random() < 0.06:
-                request = rng.choice([Where(SESSION), Open(OTHER, ROUTE, 64), Close(OTHER), Close(OTHER), Stats()])
+                request = rng.choice([Where(SESSION), Open(OTHER, ROUTE, 64), Close(OTHER), Stats(), Stats()])
                 answers = [await one.ask(request) for one in ways]
                 assert isinstance(request, Stats) or answers[0] == answers[1]
             lane_rows += sum(lane.rows for lane in ways[0].shell.express.lanes)
@@ -268,3 +281,28 @@ async def test_a_request_finds_everything_counted_and_what_waits_in_lanes_in_the
         states = [await one.state() for one in ways]
         assert [state["joins"][0] for state in states] == [1, 1]
         assert [(state["jobs"], state["messages_in"]) for state in states] == [(6, 16), (6, 16)]
+
+
+async def test_frames_that_came_in_one_message_are_rows_of_their_own(
+    model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "INLINE_LIMIT_S", 60.0)
+    values = np.random.default_rng(3)
+    async with both_ways(model, 2) as ways:
+        for first in range(5):
+            rows = [
+                tensor(port, values.standard_normal((1, width)).astype(np.float32), first=first, layer=layer)
+                for layer in range(3)
+                for port, width in ((Port.H, model.card.hidden_size), (Port.U, model.card.ffn_size))
+            ]
+            for one in ways:
+                for row in rows:
+                    one.neighbour.send(bands.DOWN, first, pack_tensors([row]))
+                await one.settle()
+        straight, general = ways
+        frames, messages = (getattr(straight.neighbour.stats, name) for name in ("frames_sent", "messages_sent"))
+        assert frames > 4 * messages, "they were coalesced"
+        rows_in_lanes = sum(lane.rows for lane in straight.shell.express.lanes)
+        assert rows_in_lanes == 9, "of each layer the first went to the thread, the second left a lane"
+        assert straight.sent == general.sent
+        assert await straight.state() == await general.state()

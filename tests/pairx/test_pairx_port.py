@@ -375,7 +375,7 @@ SCHEDULES = st.tuples(
 )
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SCHEDULES)
 def test_shadow_never_changes_a_bit_under_any_schedule_and_mix_of_faults(
     model: ModelFolder, plain: Any, schedule: tuple[int, list[str], int]
@@ -396,7 +396,7 @@ def test_shadow_never_changes_a_bit_under_any_schedule_and_mix_of_faults(
     assert stations.waiting_slots() == 0
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SCHEDULES)
 def test_bypass_answers_with_the_plain_bits_or_not_at_all_under_any_schedule_and_mix_of_faults(
     model: ModelFolder, plain: Any, schedule: tuple[int, list[str], int]

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -36,20 +36,33 @@ class Answered(msgspec.Struct, frozen=True):
 class Child:
     """A program that takes a setting and then prompts on stdin, as JSON lines, and answers in kind.
 
-    `cores`: where it may run; empty: everywhere. Use as a context; leaving ends it.
+    `cores`: where it may run; empty: everywhere. `environment`: beside this process' own. Use as a context; leaving
+    ends it.
     """
 
-    def __init__(self, command: Sequence[str], setting: dict[str, Any], cores: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        setting: dict[str, Any],
+        cores: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._command = list(command)
         self._setting = setting
         self._cores = set(cores)
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[str] | None = None
         self.about: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         pinned = (lambda: os.sched_setaffinity(0, self._cores)) if self._cores else None
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=pinned
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=pinned,
+            env=self._environment,
         )
         try:
             self.about = self.ask(self._setting)

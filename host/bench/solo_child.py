@@ -2,8 +2,8 @@
 
 The first line of stdin is the setting {model, threads, kernels, kv}; every further line {prompt, new_tokens} is one
 greedy answer, told as {prefill_s, decode_s, …_cpu_s, token_ids, peak_rss_bytes}. Decode counts from the first token
-chosen to the last. {prompt, new_tokens, sessions} is so many answers at once, told as {total_tok_s}; {rows, file}
-writes the logits of rows fed as they stand, f32, with numpy.
+chosen to the last. {prompt, new_tokens, sessions} is so many answers at once, told as {total_tok_s}; {hashed: [prompt,
+new_tokens]} an answer told as {logits_hash}; {rows, file} writes the logits of rows fed as they stand, f32, with numpy.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ async def _main() -> None:
 async def _reply(engine: Engine, question: dict[str, Any]) -> dict[str, Any]:
     if "rows" in question:
         return await _logits(engine, question["rows"], question["file"])
+    if "hashed" in question:
+        prompt, new_tokens = question["hashed"]
+        generation = engine.generate(tuple(prompt), max_tokens=new_tokens, ignore_eos=True, logits_hash=True)
+        return {"logits_hash": (await generation.collect()).logits_hash}
     if "sessions" in question:
         return {"total_tok_s": await total_rate(engine, **question)}
     return await _answer(engine, **question)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +14,7 @@ import pytest
 from blake3 import blake3
 
 from stations.kernels import Backend, Span, make_backend
+from stations.kernels.fast.target import current_target, settings_without
 from stations.models.folder import ModelFolder
 from stations.models.roles import all_roles
 
@@ -36,6 +41,34 @@ def _generate(backend: Backend, num_layers: int, prompt: list[int], chunk: int) 
             tokens.append(int(logits.argmax()))
             waiting = tokens[-1:]
     return tokens, digest.hexdigest()
+
+
+def answer_hash(kernels: str, folder: ModelFolder) -> str:
+    """The hash of the logits of the first golden answer."""
+    backend = make_backend(kernels, folder, all_roles(folder.card.num_layers))
+    return _generate(backend, folder.card.num_layers, GOLDEN["prompts"][0]["prompt_ids"], 64)[1]
+
+
+_CHILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kernels.test_golden_forward import ModelFolder, answer_hash
+for kernels in sys.argv[3:]:
+    print(answer_hash(kernels, ModelFolder.open(sys.argv[2])))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="features named here are x86's")
+def test_the_golden_answer_has_the_same_logits_hash_without_avx512(smollm2: Path) -> None:
+    settings = settings_without("avx512", current_target(os.environ))
+    assert "+avx512" not in settings["NUMBA_CPU_FEATURES"]
+    names = ("fast", "fast-int8")
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).parents[1]), str(smollm2), *names]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = done.stdout.split()
+    assert found == [answer_hash(name, ModelFolder.open(smollm2)) for name in names]
+    assert len(set(found)) == 2
 
 
 SLOW = pytest.mark.slow

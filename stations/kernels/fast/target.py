@@ -90,6 +90,12 @@ def current_target(environment: Mapping[str, str]) -> Target:
     return Target(platform.machine().lower(), cpu, features)
 
 
+def settings_without(features: str, target: Target) -> dict[str, str]:
+    """The environment that names a CPU like `target` without the features that begin with `features` ("avx512")."""
+    kept = [f"-{name[1:]}" if name[1:].startswith(features) else name for name in target.features.split(",")]
+    return {"NUMBA_CPU_NAME": target.cpu, "NUMBA_CPU_FEATURES": ",".join(kept)}
+
+
 def known_target(environment: Mapping[str, str], cache_folder: Path) -> Target:
     """`current_target`, remembered in `cache_folder` for this processor and environment: no LLVM the second time."""
     processor = _processor()

@@ -6,14 +6,14 @@ channels of a row. K therefore only takes whole groups of 32 rows.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .memory import LANES, aligned_zeros, padded
-from .streams import F32, I64, StoredRows, add_weighted, blocks_of, moved, next_capacity, tile_dots
-from .table import Form, Segment
+from .streams import F32, I64, KEYS, VALUES, StoredRows, add_weighted, blocks_of, next_capacity, tile_dots
+from .table import Form
 
 U8 = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
@@ -47,11 +47,26 @@ def _halves(packed: npt.NDArray[np.generic]) -> tuple[F32, F32]:
     return (byte & TOP).astype(np.float32), (byte >> 4).astype(np.float32)
 
 
-class Keys4(StoredRows):
+class Coded4(StoredRows):
+    """What K and V in 4 bits share: minima beside the scales."""
+
+    __slots__ = ("minima", "scales")
+    FORM = Form.Q4
+    scales: F16
+    minima: F16
+
+    def describe(self, fields: I64) -> None:
+        super().describe(fields)
+        fields[self.FIELDS.column] = self.minima.ctypes.data
+
+
+class Keys4(Coded4):
     """K in 4 bits. Whole groups of 32 rows, two tiles of 16, come, stay and go. Nibble n of word w of a tile is dim
     8w + n."""
 
-    __slots__ = ("minima", "scales", "words")
+    __slots__ = ("words",)
+    PARTS: ClassVar = {"words": LANES, "scales": GROUP, "minima": GROUP}
+    FIELDS: ClassVar = KEYS
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
@@ -59,16 +74,6 @@ class Keys4(StoredRows):
         self.words = aligned_zeros((slots, rows // LANES, dim // WORD_CODES, LANES), np.uint32)
         self.scales = aligned_zeros((slots, rows // GROUP, dim), np.float16)
         self.minima = aligned_zeros((slots, rows // GROUP, dim), np.float16)
-
-    @property
-    def capacity(self) -> int:
-        return int(self.words.shape[1] * LANES)
-
-    def _grow(self, rows: int) -> None:
-        groups = self.rows // GROUP
-        self.words = moved(self.words, (self.slots, rows // LANES, *self.words.shape[2:]), 2 * groups)
-        self.scales = moved(self.scales, (self.slots, rows // GROUP, self.scales.shape[2]), groups)
-        self.minima = moved(self.minima, (self.slots, rows // GROUP, self.minima.shape[2]), groups)
 
     def append(self, rows: F32) -> None:
         """A multiple of 32 rows."""
@@ -83,14 +88,6 @@ class Keys4(StoredRows):
         self.scales[:, groups, : self.head_dim] = scales.swapaxes(0, 1)
         self.minima[:, groups, : self.head_dim] = minima.swapaxes(0, 1)
         self.rows += len(rows)
-
-    def gather(self, kept: I64) -> None:
-        """Whole groups only."""
-        tiles, groups = kept[::LANES] // LANES, kept[::GROUP] // GROUP
-        self.words[:, : len(tiles)] = self.words[:, tiles]
-        for array in (self.scales, self.minima):
-            array[:, : len(groups)] = array[:, groups]
-        self.rows = len(kept)
 
     def _tiles(self, slot: int, first_group: int, upto_group: int) -> F32:
         """Codes of whole groups as f32 [tiles, padded_dim, 16]."""
@@ -108,12 +105,6 @@ class Keys4(StoredRows):
     def stored_bytes(self) -> int:
         return self.rows // GROUP * self.slots * self.head_dim * (GROUP // 2 + 4)
 
-    def describe(self, fields: I64) -> None:
-        fields[Segment.K_FORM] = Form.Q4
-        fields[Segment.K], fields[Segment.K_STRIDE] = self.words.ctypes.data, self.words.strides[0]
-        fields[Segment.K_SCALE], fields[Segment.K_SCALE_STRIDE] = self.scales.ctypes.data, self.scales.strides[0]
-        fields[Segment.K_COLUMN] = self.minima.ctypes.data
-
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
         """Σ_d (q_d scale_d) code_d + Σ_d q_d minimum_d, group by group."""
         out = np.empty((len(q), upto - first), np.float32)
@@ -127,10 +118,12 @@ class Keys4(StoredRows):
         return out
 
 
-class Values4(StoredRows):
+class Values4(Coded4):
     """V in 4 bits. Byte j of a group holds channels j (low nibble) and 16 + j (high)."""
 
-    __slots__ = ("minima", "nibbles", "scales")
+    __slots__ = ("nibbles",)
+    PARTS: ClassVar = {"nibbles": 1, "scales": 1, "minima": 1}
+    FIELDS: ClassVar = VALUES
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
@@ -138,15 +131,6 @@ class Values4(StoredRows):
         self.nibbles = aligned_zeros((slots, rows, groups, LANES), np.uint8)
         self.scales = aligned_zeros((slots, rows, groups), np.float16)
         self.minima = aligned_zeros((slots, rows, groups), np.float16)
-
-    @property
-    def capacity(self) -> int:
-        return int(self.nibbles.shape[1])
-
-    def _grow(self, rows: int) -> None:
-        self.nibbles = moved(self.nibbles, (self.slots, rows, *self.nibbles.shape[2:]), self.rows)
-        self.scales = moved(self.scales, (self.slots, rows, self.scales.shape[2]), self.rows)
-        self.minima = moved(self.minima, (self.slots, rows, self.minima.shape[2]), self.rows)
 
     def append(self, rows: F32) -> None:
         self.reserve(self.rows + len(rows))
@@ -160,11 +144,6 @@ class Values4(StoredRows):
         self.scales[:, at], self.minima[:, at] = scales.swapaxes(0, 1), minima.swapaxes(0, 1)
         self.rows += len(rows)
 
-    def gather(self, kept: I64) -> None:
-        for array in (self.nibbles, self.scales, self.minima):
-            array[:, : len(kept)] = array[:, kept]
-        self.rows = len(kept)
-
     def read(self, slot: int, first: int, upto: int) -> F32:
         codes = np.concatenate(_halves(self.nibbles[slot, first:upto]), axis=-1)
         scale, minimum = (a[slot, first:upto, :, None].astype(np.float32) for a in (self.scales, self.minima))
@@ -172,12 +151,6 @@ class Values4(StoredRows):
 
     def stored_bytes(self) -> int:
         return self.rows * self.slots * (-(-self.head_dim // 2) + 4 * int(self.scales.shape[2]))
-
-    def describe(self, fields: I64) -> None:
-        fields[Segment.V_FORM] = Form.Q4
-        fields[Segment.V], fields[Segment.V_STRIDE] = self.nibbles.ctypes.data, self.nibbles.strides[0]
-        fields[Segment.V_SCALE], fields[Segment.V_SCALE_STRIDE] = self.scales.ctypes.data, self.scales.strides[0]
-        fields[Segment.V_COLUMN] = self.minima.ctypes.data
 
     def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
         for lo, hi in blocks_of(first, upto):

@@ -9,14 +9,25 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .memory import LANES, aligned_zeros, padded
-from .streams import F32, I64, StoredRows, add_weighted, blocks_of, moved, next_capacity, tile_dots
-from .table import Form, Segment
+from .streams import (
+    F32,
+    I64,
+    KEYS,
+    VALUES,
+    StoredRows,
+    TiledRows,
+    add_weighted,
+    blocks_of,
+    next_capacity,
+    tile_dots,
+)
+from .table import Form
 
 I8 = npt.NDArray[np.int8]
 KEY_GROUP = 32  # channels that share a scale in K: logits feel the error of a dot product
@@ -53,6 +64,7 @@ class Coded8(StoredRows):
     """What K and V in 8 bits share: columns."""
 
     __slots__ = ("columns",)
+    FORM = Form.Q8
 
     def __init__(self, slots: int, head_dim: int) -> None:
         super().__init__(slots, head_dim)
@@ -71,16 +83,41 @@ class Coded8(StoredRows):
         self.rows = 0
         self.append(rows)
 
+    def column(self, slot: int) -> F32 | None:
+        """[head_dim], or None while columns are 1."""
+        return None if self.columns is None else self.columns[slot, : self.head_dim]
+
+    def _encode(self, rows: F32, group: int) -> tuple[I8, F32]:
+        """Rows [n, slots, head_dim] that are appended, a scale for `group` channels."""
+        self.reserve(self.rows + len(rows))
+        return encode8(rows, None if self.columns is None else self.columns[:, : self.head_dim], group)
+
+    def _decoded(self, slot: int, rows: F32) -> F32:
+        """Codes times their scales, [n, head_dim], times the columns."""
+        column = self.column(slot)
+        return rows if column is None else rows * column
+
+    def _bytes(self, scales: int) -> int:
+        """With `scales` a row and slot."""
+        columns = 0 if self.columns is None else 4 * self.slots * self.head_dim
+        return self.rows * self.slots * (self.head_dim + 4 * scales) + columns
+
+    def describe(self, fields: I64) -> None:
+        super().describe(fields)
+        fields[self.FIELDS.column] = 0 if self.columns is None else self.columns.ctypes.data
+
     def set_columns(self, columns: F32) -> None:
         """[slots, head_dim]: what rows appended from now on are coded against."""
         self.columns = np.ones((self.slots, padded(self.head_dim)), np.float32)
         self.columns[:, : self.head_dim] = columns
 
 
-class Keys8(Coded8):
+class Keys8(Coded8, TiledRows):
     """K in 8 bits."""
 
     __slots__ = ("scales", "tiles")
+    PARTS: ClassVar = {"tiles": LANES, "scales": LANES}
+    FIELDS: ClassVar = KEYS
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
@@ -88,46 +125,21 @@ class Keys8(Coded8):
         self.tiles = aligned_zeros((slots, tiles, padded(head_dim), LANES), np.int8)
         self.scales = aligned_zeros((slots, tiles, -(-head_dim // KEY_GROUP), LANES), np.float32)
 
-    @property
-    def capacity(self) -> int:
-        return int(self.tiles.shape[1] * LANES)
-
-    def _grow(self, rows: int) -> None:
-        tiles, used = rows // LANES, -(-self.rows // LANES)
-        self.tiles = moved(self.tiles, (self.slots, tiles, *self.tiles.shape[2:]), used)
-        self.scales = moved(self.scales, (self.slots, tiles, *self.scales.shape[2:]), used)
-
     def append(self, rows: F32) -> None:
-        self.reserve(self.rows + len(rows))
-        columns = None if self.columns is None else self.columns[:, : self.head_dim]
-        codes, scales = encode8(rows, columns, KEY_GROUP)
+        codes, scales = self._encode(rows, KEY_GROUP)
         at = np.arange(self.rows, self.rows + len(rows))
         self.tiles[:, at // LANES, : self.head_dim, at % LANES] = codes
         self.scales[:, at // LANES, :, at % LANES] = scales
         self.rows += len(rows)
 
-    def gather(self, kept: I64) -> None:
-        to = np.arange(len(kept))
-        for array in (self.tiles, self.scales):
-            array[:, to // LANES, :, to % LANES] = array[:, kept // LANES, :, kept % LANES]
-        self.rows = len(kept)
-
     def read(self, slot: int, first: int, upto: int) -> F32:
         at = np.arange(first, upto)
         codes = self.tiles[slot, at // LANES, : self.head_dim, at % LANES].astype(np.float32)
         scales = np.repeat(self.scales[slot, at // LANES, :, at % LANES], KEY_GROUP, axis=1)[:, : self.head_dim]
-        rows = codes * scales
-        return cast(F32, rows if self.columns is None else rows * self.columns[slot, : self.head_dim])
+        return self._decoded(slot, codes * scales)
 
     def stored_bytes(self) -> int:
-        columns = 0 if self.columns is None else 4 * self.slots * self.head_dim
-        return self.rows * self.slots * (self.head_dim + 4 * int(self.scales.shape[2])) + columns
-
-    def describe(self, fields: I64) -> None:
-        fields[Segment.K_FORM] = Form.Q8
-        fields[Segment.K], fields[Segment.K_STRIDE] = self.tiles.ctypes.data, self.tiles.strides[0]
-        fields[Segment.K_SCALE], fields[Segment.K_SCALE_STRIDE] = self.scales.ctypes.data, self.scales.strides[0]
-        fields[Segment.K_COLUMN] = 0 if self.columns is None else self.columns.ctypes.data
+        return self._bytes(int(self.scales.shape[2]))
 
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
         if self.columns is not None:
@@ -148,6 +160,8 @@ class Values8(Coded8):
     """V in 8 bits."""
 
     __slots__ = ("array", "scales")
+    PARTS: ClassVar = {"array": 1, "scales": 1}
+    FIELDS: ClassVar = VALUES
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
@@ -155,41 +169,18 @@ class Values8(Coded8):
         self.array = aligned_zeros((slots, rows, padded(head_dim)), np.int8)
         self.scales = aligned_zeros((slots, rows), np.float32)
 
-    @property
-    def capacity(self) -> int:
-        return int(self.array.shape[1])
-
-    def _grow(self, rows: int) -> None:
-        self.array = moved(self.array, (self.slots, rows, self.array.shape[2]), self.rows)
-        self.scales = moved(self.scales, (self.slots, rows), self.rows)
-
     def append(self, rows: F32) -> None:
-        self.reserve(self.rows + len(rows))
-        columns = None if self.columns is None else self.columns[:, : self.head_dim]
-        codes, scales = encode8(rows, columns, self.head_dim)
+        codes, scales = self._encode(rows, self.head_dim)
         at = slice(self.rows, self.rows + len(rows))
         self.array[:, at, : self.head_dim] = codes.swapaxes(0, 1)
         self.scales[:, at] = scales[..., 0].T
         self.rows += len(rows)
 
-    def gather(self, kept: I64) -> None:
-        self.array[:, : len(kept)] = self.array[:, kept]
-        self.scales[:, : len(kept)] = self.scales[:, kept]
-        self.rows = len(kept)
-
     def read(self, slot: int, first: int, upto: int) -> F32:
-        rows = self.array[slot, first:upto, : self.head_dim] * self.scales[slot, first:upto, None]
-        return cast(F32, rows if self.columns is None else rows * self.columns[slot, : self.head_dim])
+        return self._decoded(slot, self.array[slot, first:upto, : self.head_dim] * self.scales[slot, first:upto, None])
 
     def stored_bytes(self) -> int:
-        columns = 0 if self.columns is None else 4 * self.slots * self.head_dim
-        return self.rows * self.slots * (self.head_dim + 4) + columns
-
-    def describe(self, fields: I64) -> None:
-        fields[Segment.V_FORM] = Form.Q8
-        fields[Segment.V], fields[Segment.V_STRIDE] = self.array.ctypes.data, self.array.strides[0]
-        fields[Segment.V_SCALE], fields[Segment.V_SCALE_STRIDE] = self.scales.ctypes.data, self.scales.strides[0]
-        fields[Segment.V_COLUMN] = 0 if self.columns is None else self.columns.ctypes.data
+        return self._bytes(1)
 
     def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
         """The codes are summed as they are, weighted by w_j · s_j, and meet their columns at the end."""

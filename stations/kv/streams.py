@@ -9,7 +9,7 @@ have no slot. Coded streams (`codes8.py`, `codes4.py`) have the same methods.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -110,52 +110,97 @@ def blocks_of(first: int, upto: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
+class StreamFields(NamedTuple):
+    """Where a table's segment speaks of K or of V: the form; where rows and scales begin; their strides; columns."""
+
+    form: Segment
+    rows: Segment
+    scale: Segment
+    strides: tuple[Segment, Segment]
+    column: Segment
+
+
+KEYS = StreamFields(
+    Segment.K_FORM, Segment.K, Segment.K_SCALE, (Segment.K_STRIDE, Segment.K_SCALE_STRIDE), Segment.K_COLUMN
+)
+VALUES = StreamFields(
+    Segment.V_FORM, Segment.V, Segment.V_SCALE, (Segment.V_STRIDE, Segment.V_SCALE_STRIDE), Segment.V_COLUMN
+)
+
+
 class StoredRows:
-    """What every stream is: a count of rows in arrays that grow. Streams say how many rows fit and how to move."""
+    """What every stream is: a count of rows in arrays that grow, `PARTS` by name.
+
+    An array is [slots, entries, …]; its number in `PARTS` says how many rows an entry holds.
+    """
 
     __slots__ = ("head_dim", "rows", "slots")
+    PARTS: ClassVar[dict[str, int]]
+    FORM: Form
+    FIELDS: ClassVar[StreamFields]
 
     def __init__(self, slots: int, head_dim: int) -> None:
         self.slots, self.head_dim, self.rows = slots, head_dim, 0
 
     @property
     def capacity(self) -> int:
-        raise NotImplementedError
-
-    def _grow(self, rows: int) -> None:
-        """Move into arrays for `rows` rows, a multiple of 32."""
-        raise NotImplementedError
+        name, rows = next(iter(self.PARTS.items()))
+        return int(getattr(self, name).shape[1]) * rows
 
     def reserve(self, rows: int) -> bool:
         capacity = self.capacity
         if rows <= capacity:
             return False
-        self._grow(next_capacity(rows, capacity))
+        grown = next_capacity(rows, capacity)
+        for name, held in self.PARTS.items():
+            array = getattr(self, name)
+            setattr(self, name, moved(array, (self.slots, grown // held, *array.shape[2:]), -(-self.rows // held)))
         return True
 
     def truncate(self, rows: int) -> None:
         self.rows = rows
 
+    def gather(self, kept: I64) -> None:
+        """Whole entries only."""
+        for name, held in self.PARTS.items():
+            entries = kept[::held] // held
+            array = getattr(self, name)
+            array[:, : len(entries)] = array[:, entries]
+        self.rows = len(kept)
 
-class ExactKeys(StoredRows):
+    def describe(self, fields: I64) -> None:
+        arrays = [getattr(self, name) for name in self.PARTS]
+        fields[self.FIELDS.form] = self.FORM
+        for array, at, stride in zip(arrays, (self.FIELDS.rows, self.FIELDS.scale), self.FIELDS.strides, strict=False):
+            fields[at], fields[stride] = array.ctypes.data, array.strides[0]
+
+
+class TiledRows(StoredRows):
+    """Rows in the last axis of tiles of 16."""
+
+    __slots__ = ()
+
+    def gather(self, kept: I64) -> None:
+        to = np.arange(len(kept))
+        for name in self.PARTS:
+            array = getattr(self, name)
+            array[:, to // LANES, :, to % LANES] = array[:, kept // LANES, :, kept % LANES]
+        self.rows = len(kept)
+
+
+class ExactKeys(TiledRows):
     """K rows in f32 or f16."""
 
-    __slots__ = ("_form", "dtype", "tiles")
+    __slots__ = ("FORM", "dtype", "tiles")
+    PARTS: ClassVar = {"tiles": LANES}
+    FIELDS: ClassVar = KEYS
 
     def __init__(self, slots: int, head_dim: int, dtype: RowType, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
         self.dtype = dtype
-        self._form = Form.F32 if dtype is np.float32 else Form.F16
+        self.FORM = Form.F32 if dtype is np.float32 else Form.F16
         shape = (slots, next_capacity(capacity, 0) // LANES, padded(head_dim), LANES)
         self.tiles = aligned_zeros(shape, dtype)
-
-    @property
-    def capacity(self) -> int:
-        return int(self.tiles.shape[1] * LANES)
-
-    def _grow(self, rows: int) -> None:
-        shape = (self.slots, rows // LANES, padded(self.head_dim), LANES)
-        self.tiles = moved(self.tiles, shape, -(-self.rows // LANES))
 
     def append(self, rows: F32) -> None:
         self.reserve(self.rows + len(rows))
@@ -164,21 +209,12 @@ class ExactKeys(StoredRows):
             self.tiles[:, at // LANES, : self.head_dim, at % LANES] = rows
         self.rows += len(rows)
 
-    def gather(self, kept: I64) -> None:
-        to = np.arange(len(kept))
-        self.tiles[:, to // LANES, :, to % LANES] = self.tiles[:, kept // LANES, :, kept % LANES]
-        self.rows = len(kept)
-
     def read(self, slot: int, first: int, upto: int) -> F32:
         at = np.arange(first, upto)
         return self.tiles[slot, at // LANES, : self.head_dim, at % LANES].astype(np.float32)
 
     def stored_bytes(self) -> int:
         return self.rows * self.slots * self.head_dim * int(self.tiles.itemsize)
-
-    def describe(self, fields: I64) -> None:
-        fields[Segment.K_FORM] = self._form
-        fields[Segment.K], fields[Segment.K_STRIDE] = self.tiles.ctypes.data, self.tiles.strides[0]
 
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
         out = np.empty((len(q), upto - first), np.float32)
@@ -192,20 +228,15 @@ class ExactKeys(StoredRows):
 class ExactValues(StoredRows):
     """V rows in f32 or f16."""
 
-    __slots__ = ("_form", "array", "dtype")
+    __slots__ = ("FORM", "array", "dtype")
+    PARTS: ClassVar = {"array": 1}
+    FIELDS: ClassVar = VALUES
 
     def __init__(self, slots: int, head_dim: int, dtype: RowType, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
         self.dtype = dtype
-        self._form = Form.F32 if dtype is np.float32 else Form.F16
+        self.FORM = Form.F32 if dtype is np.float32 else Form.F16
         self.array = aligned_zeros((slots, next_capacity(capacity, 0), padded(head_dim)), dtype)
-
-    @property
-    def capacity(self) -> int:
-        return int(self.array.shape[1])
-
-    def _grow(self, rows: int) -> None:
-        self.array = moved(self.array, (self.slots, rows, padded(self.head_dim)), self.rows)
 
     def append(self, rows: F32) -> None:
         self.reserve(self.rows + len(rows))
@@ -213,19 +244,11 @@ class ExactValues(StoredRows):
             self.array[:, self.rows : self.rows + len(rows), : self.head_dim] = rows.swapaxes(0, 1)
         self.rows += len(rows)
 
-    def gather(self, kept: I64) -> None:
-        self.array[:, : len(kept)] = self.array[:, kept]
-        self.rows = len(kept)
-
     def read(self, slot: int, first: int, upto: int) -> F32:
         return self.array[slot, first:upto, : self.head_dim].astype(np.float32)
 
     def stored_bytes(self) -> int:
         return self.rows * self.slots * self.head_dim * int(self.array.itemsize)
-
-    def describe(self, fields: I64) -> None:
-        fields[Segment.V_FORM] = self._form
-        fields[Segment.V], fields[Segment.V_STRIDE] = self.array.ctypes.data, self.array.strides[0]
 
     def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
         for lo, hi in blocks_of(first, upto):

@@ -92,18 +92,12 @@ class FlowSendBatcher:
             self.send_frame(packed)
             self.flush()
             return
-        self.count_written(len(packed))
-        self._write(packed)
-
-    def count_written(self, size: int) -> None:
-        """One packed frame of `size` bytes is to be written by the caller, right now: what waits goes before it."""
         if self._is_closed:
             raise self._closed()
-        if self._waiting:
-            self.flush()
         self.frames += 1
         self.messages += 1
-        self.bytes += size
+        self.bytes += len(packed)
+        self._write(packed)
 
     def flush(self) -> None:
         """Write what waits, as one message, now."""

@@ -16,6 +16,7 @@ from .assembly import Assembler, Message, cut_message, packed_frames
 from .auth import Permission
 from .batcher import FlowSendBatcher
 from .calls import FIRST_CALL_ID, CallTable
+from .drain import DrainWaiters
 from .errors import (
     AeonflowError,
     CancelledCallError,
@@ -90,7 +91,7 @@ class Link:
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._opened.add_done_callback(lambda done: done.cancelled() or done.exception())  # only dialers await it
         self._calls = CallTable(self._loop, is_dialer=is_dialer)
-        self._drained: list[asyncio.Future[None]] = []
+        self._drain = DrainWaiters(wire.peer_url, lambda: wire.waiting_bytes, options.high_water_bytes)
         self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)  # until hello has come
         self._batcher = FlowSendBatcher(self._write, coalesce=coalesce, schedule=self._turn.schedule)
         self._heart = Heart(self._loop, options, self._send_connection_message, self._silent)
@@ -173,8 +174,12 @@ class Link:
         if self._is_closed:
             raise self._closed()
         SEQUENCE.pack_into(frame, SEQUENCE_AT, self._calls.next_one_way())
-        wire = self._wire
-        self._batcher.count_written(len(frame))
+        batcher, wire = self._batcher, self._wire
+        if batcher.waiting_bytes:
+            batcher.flush()
+        batcher.frames += 1
+        batcher.messages += 1
+        batcher.bytes += len(frame)
         wire.send(bytes(frame) if wire.keeps_messages else frame)
         if wire.is_congested:
             self.on_congested()
@@ -219,17 +224,7 @@ class Link:
     async def drain(self, timeout_s: float) -> None:
         """Wait until the bytes waiting are below the high-water mark. DeadlineError, LinkClosedError."""
         self._batcher.flush()
-        deadline = self._loop.time() + timeout_s
-        while not self._is_closed and self._wire.waiting_bytes > self._options.high_water_bytes:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._drained.append(waiter)
-            done, _ = await asyncio.wait((waiter,), timeout=max(0.0, deadline - self._loop.time()))
-            if not done:
-                self._drained.remove(waiter)
-                raise DeadlineError(
-                    f"{self.peer_url}: {self._wire.waiting_bytes:,} bytes still waiting after {timeout_s} s, "
-                    f"high-water mark {self._options.high_water_bytes:,}"
-                )
+        await self._drain.wait(timeout_s, lambda: self._is_closed)
         if self._is_closed:
             raise self._closed()
 
@@ -278,10 +273,7 @@ class Link:
             )
 
     def on_writable(self) -> None:
-        waiters, self._drained = self._drained, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._drain.wake()
 
     def on_lost(self, error: AeonflowError | None) -> None:
         if not self._is_closed:

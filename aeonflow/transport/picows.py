@@ -77,7 +77,10 @@ class PicowsWire(SocketWire, picows.WSListener):
         elif frame.rsv1 or frame.rsv2 or frame.rsv3:
             self._fault(RemoteProtocolError(f"{self.peer_url}: reserved bits of a WebSocket frame are set"), 1002)
         elif kind == _BINARY and frame.fin and self._fragments is None:
-            self._deliver(frame.get_payload_as_bytes())
+            if self._receiver is not None:
+                self._receiver.on_data(frame.get_payload_as_bytes())
+            else:
+                self._early.append(frame.get_payload_as_bytes())
         elif kind in (_BINARY, _CONTINUATION):
             self._collect(kind == _BINARY, frame)
         elif kind == _TEXT:

@@ -28,7 +28,6 @@ from .lanes import (
     Keeper,
     Lane,
     Sender,
-    SingleInput,
     lane_key,
     row_head,
 )
@@ -44,7 +43,7 @@ _SHAPE = RowShape(data=HEAD_BYTES, place=PLACE, hop=HOP, crossing=1)
 _PART_SHIFT, _PASS_OPTIONS = 3, 0b111
 _INPUTS = {"embed": 1, "attn": 1, "gate_up": 1, "down": 2, "head": 1}  # roles that have lanes
 
-Input = SingleInput | JoinedInput
+Input = Lane | JoinedInput
 LaneKey = tuple[int, int, Stage]  # session, epoch, stage
 
 
@@ -281,7 +280,8 @@ class Express:
             dtype = DType.U32 if is_ids else DType.F32
             key = lane_key(row_head(head, stage.stream, head.layer, port, width, options=head.options, dtype=dtype))
             if len(stage.inputs) == 1:
-                (self._ids if is_ids else self._inputs)[key] = SingleInput(lane, num_bytes)
+                lane.num_bytes = num_bytes
+                (self._ids if is_ids else self._inputs)[key] = lane
             else:
                 part = JoinedInput(lane, num_bytes, is_first_input=index == 1)  # kernels take u, then h
                 self._inputs[key] = part

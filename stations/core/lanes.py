@@ -72,7 +72,8 @@ def row_head(
 
 
 class Lane:
-    """One stage of one session in one epoch. `rows` and `took_ns` count what went through since they were counted.
+    """One stage of one session in one epoch, and its input where that is one. `num_bytes`: of a message with a row of
+    that; `rows` and `took_ns` count what went through since they were counted.
 
     `limit`: positions from there on need the general path, which makes room; the lane is then made anew.
     """
@@ -81,6 +82,8 @@ class Lane:
         self, job: Job, prepared: PreparedRow, cache: LayerKvCache | None, exits: Sequence[Exit], cost: Cost,
         limit_s: float,
     ) -> None:  # fmt: skip
+        self.lane = self  # as of `JoinedInput`
+        self.num_bytes = 0
         self.session = job.session
         self.stage = job.stage
         self.epoch = job.head.epoch
@@ -95,6 +98,14 @@ class Lane:
         self._place = job.stage.place
         self._cost = cost
         self._limit_ns = int(limit_s * 1e9)
+
+    def take(self, link: int, message: bytes, now: float) -> bool:
+        """Take a message that has this lane's key and size; False: the general path must."""
+        session = self.session
+        settled, first = _PLACE.unpack_from(message, PLACE)
+        if session.epoch != self.epoch or session.is_poisoned or session.is_closed or first >= self.limit:
+            return False
+        return self.compute(message, None, settled, first, now)
 
     @property
     def is_past(self) -> bool:
@@ -152,22 +163,6 @@ class Lane:
             self.limit = 0  # it has become a case for the compute thread
 
 
-class SingleInput:
-    """What a lane's stage takes where that is one input: a message is a row."""
-
-    __slots__ = ("lane", "num_bytes")
-
-    def __init__(self, lane: Lane, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.lane = lane
-
-    def take(self, link: int, message: bytes, now: float) -> bool:
-        """Take a message that has this lane's key and size; False: the general path must."""
-        lane = self.lane
-        settled, first = lane.place_of(message)
-        return first >= 0 and lane.compute(message, None, settled, first, now)
-
-
 class JoinedInput:
     """One of the two inputs of a lane (u and h at down): the first to come waits here for the other.
 
@@ -187,7 +182,7 @@ class JoinedInput:
         self._is_first_input = is_first_input
 
     def take(self, link: int, message: bytes, now: float) -> bool:
-        """As of `SingleInput`."""
+        """As of `Lane`."""
         lane, other = self.lane, self.other
         settled, first = lane.place_of(message)
         if first < 0:

@@ -123,7 +123,7 @@ async def test_a_row_of_nan_is_an_error_of_its_session_alone(model: ModelFolder)
     ):
         other = engine.generate([5, 6], max_tokens=30, ignore_eos=True, logits_hash=True)
         await anext(other)
-        backend = fleet.stations[1].core._backend
+        backend = fleet.stations[1].core.backend
         block = backend.block
 
         def poisoned(lo, hi, x, spans):  # type: ignore[no-untyped-def]

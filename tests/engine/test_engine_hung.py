@@ -27,7 +27,7 @@ def released() -> Iterator[threading.Event]:
 
 def hang_in_compute(station: LocalStation, released: threading.Event) -> None:
     """Whatever attn computes next does not come back before `released`."""
-    backend: Any = station.core._backend
+    backend: Any = station.core.backend
     attn = backend.attn
 
     def blocking(*args: Any) -> Any:

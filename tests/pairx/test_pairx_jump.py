@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aeonflow import Flags, bands, fano
@@ -81,6 +81,7 @@ def test_a_seed_that_is_more_than_one_frame_is_refused_with_the_rows_that_fit() 
         context(rows=most + 1).alpha_jump(1, fano.PLUS, over, 0, "", 42)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(sorted(LINE_PORTS)), st.sampled_from([fano.PLUS, fano.MINUS]), st.integers(0, 100),
     st.sampled_from([Kind.CANONICAL, Kind.DRAFT, Kind.SHADOW]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aeonflow.errors import BadTensorError
@@ -59,6 +59,7 @@ def test_a_contribution_of_minus_orientation_is_subtracted() -> None:
     assert signed_sum(alone).tolist() == [[-10, -20]]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=5, max_size=5),
     st.randoms(use_true_random=False),
@@ -153,6 +154,7 @@ EVENTS = st.lists(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(EVENTS)
 def test_whatever_comes_the_table_is_bounded_its_bytes_are_counted_and_no_slot_is_full_twice(events: list[Any]) -> None:
     gauge = JoinGauge()

@@ -254,10 +254,11 @@ async def run_verb(verb: str, *arguments: str, given: bytes = b"") -> dict[str, 
     """
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-m", "stations", verb, *arguments)
-    child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    stdin = pipe if given else asyncio.subprocess.DEVNULL  # to a child that has ended already uvloop writes not even b""
+    child = await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(VERB_TIMEOUT_S):
-            out, err = await child.communicate(given)
+            out, err = await child.communicate(given or None)
     except BaseException as error:
         if child.returncode is None:
             child.kill()

@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 
-from aeonflow.errors import AeonflowError
-
 from ..engine import Engine
 from ..errors import UnsupportedOptionError
 from .prompts import load_prompts
@@ -82,8 +80,10 @@ async def run_grid(
         try:
             measured = await measure_cell(one.cell, model=model, prompt=prompt, limit_s=one.limit_s, on_token=on_token)
             outcome = Outcome(one, measured)
-        except AeonflowError as error:
-            outcome = Outcome(one, None, str(error), is_failed=not isinstance(error, UnsupportedOptionError))
+        except UnsupportedOptionError as error:
+            outcome = Outcome(one, None, str(error))
+        except Exception as error:  # an hour of other cells stands behind this one; the failure is told at the end
+            outcome = Outcome(one, None, f"{type(error).__name__}: {error}", is_failed=True)
         outcomes.append(outcome)
         on_measured(outcome)
     return outcomes

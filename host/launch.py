@@ -254,7 +254,7 @@ async def run_verb(verb: str, *arguments: str, given: bytes = b"") -> dict[str, 
     """
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-m", "stations", verb, *arguments)
-    stdin = pipe if given else asyncio.subprocess.DEVNULL  # to a child that has ended already uvloop writes not even b""
+    stdin = pipe if given else asyncio.subprocess.DEVNULL  # uvloop writes not even b"" to a child that has ended
     child = await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(VERB_TIMEOUT_S):

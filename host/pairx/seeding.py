@@ -23,6 +23,8 @@ DRAFT_FORK = (
     1  # without a report: the first layers are harmed most, so a draft grows from layer 1 and seeds those above
 )
 
+DRAFT_GAIN_NOISE = 0.01  # gains of two sets of layers that the probe cannot tell apart
+
 
 class Seeding(msgspec.Struct, frozen=True):
     """The mode of a route and its layers that take a seed, as the route carries them.
@@ -166,7 +168,9 @@ def _draft_layers(possible: tuple[int, ...], num_layers: int, report: ProbeRepor
     if report is not None:
         sets = [one for one in report.sets if set(one.layers) <= set(possible) and len(one.layers) > num_layers // 2]
         if sets:
-            return max(sets, key=lambda one: draft_gain(one.alpha, len(one.layers), num_layers)).layers
+            gains = {one.layers: draft_gain(one.alpha, len(one.layers), num_layers) for one in sets}
+            near_best = [one for one in sets if gains[one.layers] >= (1 - DRAFT_GAIN_NOISE) * max(gains.values())]
+            return max(near_best, key=lambda one: one.alpha).layers  # fewer misses are less work for stations
     return tuple(layer for layer in possible if layer > DRAFT_FORK) or possible
 
 

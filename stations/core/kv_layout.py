@@ -62,7 +62,8 @@ class KvLayout:
         cache.settle(position)
         if options.max_rows and cache.seq_len >= options.max_rows:
             policy = policy_named(options.eviction, options.sink_rows)
-            cache.evict(options.max_rows - options.eviction_step, policy)
+            # what the newest 64 to 128 rows have read: of all mass since its beginning an old row has most
+            cache.evict(options.max_rows - options.eviction_step, policy, cache.latest_mass)
         if options.window:
             cache.trim_window_anchored(options.window, 0, 1, position)
         if cache.has_overlay:

@@ -164,9 +164,9 @@ class LayerKvCache(AttendFamily):
             return 0
         return super().trim_window_anchored(window, slack, align, anchor)
 
-    def evict(self, keep: int, policy: EvictionPolicy) -> int:
+    def evict(self, keep: int, policy: EvictionPolicy, by: F32 | None = None) -> int:
         """`LayerRows.evict`; layers that bound themselves are left alone."""
-        return super().evict(keep, policy) if self.is_evictable else 0
+        return super().evict(keep, policy, by) if self.is_evictable else 0
 
     def _describe(self) -> None:
         super()._describe()

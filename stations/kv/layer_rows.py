@@ -116,6 +116,11 @@ class LayerRows:
         return self._importance.of(self.seq_len)
 
     @property
+    def latest_mass(self) -> F32:
+        """f32 [seq_len]: the part of `importance` that joined at the two newest settlements."""
+        return self._importance.latest(self.seq_len)
+
+    @property
     def barriers(self) -> Barrier | None:
         """The positions at which the rows change form (`aeonflow.kv_options`), or None."""
         return self._store.barriers
@@ -279,8 +284,10 @@ class LayerRows:
         self._describe()
         return count
 
-    def evict(self, keep: int, policy: EvictionPolicy) -> int:
+    def evict(self, keep: int, policy: EvictionPolicy, by: F32 | None = None) -> int:
         """Keep `keep` rows, chosen by `policy`; K, V and importance alike. Returns the rows dropped.
+
+        Rows are weighed by `by` f32 [seq_len], by default their importance.
 
         A sliding tail bounds itself and is left alone. The rows' positions stay theirs; a rollback below the
         present depth is refused from now on. Raises KvFormError for rows coded in groups.
@@ -289,7 +296,7 @@ class LayerRows:
             return 0
         if keep < 1:
             raise KvShapeError(f"eviction to {keep} rows: at least 1 must stay")
-        kept = policy.kept(self.importance, keep)
+        kept = policy.kept(self.importance if by is None else by, keep)
         dropped = self.seq_len - len(kept)
         positions = self.positions[kept]
         self._store.gather(kept)

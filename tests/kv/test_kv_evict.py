@@ -150,3 +150,23 @@ def test_an_eviction_that_drops_nothing_changes_nothing_and_one_to_nothing_is_re
     with pytest.raises(KvShapeError, match="'oldest' is unknown"):
         policy_named("oldest")
     assert (policy_named("recent", 3), policy_named("born", 2)) == (Recent(3), Born(2))
+
+
+def test_what_the_rows_of_the_two_newest_settlements_have_read_is_known_apart_and_can_choose_the_rows_that_stay() -> (
+    None
+):
+    cache, _, _ = filled(1, 4, 12)
+    for position, row in ((3, 1), (5, 2), (7, 4), (9, 5)):
+        mass = np.zeros(position + 1, np.float32)
+        mass[row] = position
+        cache.hold_imp(position, mass)
+        cache.settle(position + 1)
+        cache.settle(position + 1)  # nothing new: nothing changes
+    assert cache.importance.tolist() == [0, 3, 5, 0, 7, 9, 0, 0, 0, 0, 0, 0]
+    assert cache.latest_mass.tolist() == [0, 0, 0, 0, 7, 9, 0, 0, 0, 0, 0, 0]
+    assert cache.evict(6, Born(1), cache.latest_mass) == 6
+    assert cache.positions.tolist() == [0, 4, 5, 9, 10, 11]
+    assert cache.latest_mass.tolist() == [0, 7, 9, 0, 0, 0]
+    cache.hold_imp(12, np.full(6, 0.5))
+    cache.settle(13)
+    assert cache.latest_mass.tolist() == [0.5, 0.5, 9.5, 0.5, 0.5, 0.5]

@@ -32,7 +32,9 @@ from .vector import (
 )
 
 CHAINS = 4  # fma chains of a score, dim mod 4
-AHEAD_BYTES = 4096  # how far before their use coded rows are asked for: decoding them leaves memory time to answer
+# How far before their use rows are asked for. Processors foresee them within a page only: of exact keys, read as fast
+# as memory gives them, a line now and then is enough to show the next page; coded rows leave time to ask for each.
+EXACT_AHEAD_BYTES, CODED_AHEAD_BYTES = 8192, 4096
 VECTOR = LANES * 4
 PERMUTE = "llvm.x86.avx512.permvar.sf.512"  # by the lowest 4 bits of each lane
 CODE_VALUES = [float(code) for code in range(16)]
@@ -55,10 +57,10 @@ def head_start(e: Emitter, a: SimpleNamespace, what: Segment, stride: Segment) -
     return e.at(table_field(e, a.segment, what), e.b.mul(a.kv_head, table_field(e, a.segment, stride)))
 
 
-def ask_for(e: Emitter, base: ir.Value, size: int) -> None:
-    """Let the `size` bytes that lie AHEAD_BYTES behind `base` come into the processor's cache."""
-    for line in range(0, size, VECTOR):
-        at = e.b.inttoptr(e.at(base, AHEAD_BYTES + line), POINTER)
+def ask_for(e: Emitter, base: ir.Value, ahead: int, size: int) -> None:
+    """Let the `size` bytes that lie `ahead` behind `base` come into the processor's cache."""
+    for line in range(ahead, ahead + size, VECTOR):
+        at = e.b.inttoptr(e.at(base, line), POINTER)
         e.call("llvm.prefetch.p0", ir.VoidType(), at, ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1))
 
 
@@ -163,6 +165,7 @@ class ExactForm(RowForm):
             start = e.at(first, b.mul(tile.index, b.mul(a.blocks, block_bytes)))
             with cgutils.for_range(b, a.blocks, intp=I64) as block:
                 keys = e.at(start, b.mul(block.index, block_bytes))
+                ask_for(e, keys, EXACT_AHEAD_BYTES, VECTOR)
                 loaded = [self._load(e, keys, d) for d in range(LANES)]
                 self.multiply_dims(e, sums, queries, b.mul(block.index, const_i64(VECTOR)), loaded)
             for out, chains in zip(outs, sums, strict=True):
@@ -184,7 +187,7 @@ class Coded8Form(RowForm):
     ) -> list[ir.Value]:
         begin = e.at(start, e.b.mul(a.column, const_i64(LANES)))
         if columns > 1:
-            ask_for(e, begin, columns * LANES)
+            ask_for(e, begin, CODED_AHEAD_BYTES, columns * LANES)
         return [self._load(e, begin, c) for c in range(columns)]
 
     def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
@@ -211,7 +214,7 @@ class Coded8Form(RowForm):
                 with cgutils.for_range(b, count, intp=I64) as inner:
                     block = b.add(begin, inner.index)
                     keys = e.at(start, b.mul(block, block_bytes))
-                    ask_for(e, keys, LANES * LANES)
+                    ask_for(e, keys, CODED_AHEAD_BYTES, LANES * LANES)
                     loaded = [self._load(e, keys, d) for d in range(LANES)]
                     self.multiply_dims(e, sums, queries, b.mul(block, const_i64(VECTOR)), loaded)
                 scale = e.load(tile_scales, b.mul(part.index, const_i64(VECTOR)), V32, align=VECTOR)
@@ -299,7 +302,7 @@ class Coded4Form(RowForm):
             start = e.at(first, b.mul(loop.index, tile_bytes))
             with cgutils.for_range(b, a.blocks, intp=I64) as block:
                 keys = e.at(start, b.mul(block.index, block_bytes))
-                ask_for(e, keys, 2 * VECTOR)
+                ask_for(e, keys, CODED_AHEAD_BYTES, 2 * VECTOR)
                 words = [e.load(keys, half * VECTOR, VI32, align=VECTOR) for half in range(2)]
                 loaded = [self._codes(e, b.lshr(words[d // 8], const_i32(4 * (d % 8)))) for d in range(LANES)]
                 self.multiply_dims(e, sums, scaled, b.mul(block.index, const_i64(VECTOR)), loaded)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aeonflow import Flags, Frame, Message
-from aeonflow.assembly import MAX_PARTIAL_MESSAGES, Assembler, cut_message
+from aeonflow.assembly import MAX_PARTIAL_MESSAGES, Assembler, cut_message, packed_frames, read_message
 from aeonflow.bands import seed_stream
 from aeonflow.errors import FrameTooLargeError, OversizeError, RemoteProtocolError
 from aeonflow.frames import MAX_PAYLOAD_BYTES, decode_frames
@@ -128,3 +128,23 @@ def test_any_frames_keep_the_assembler_within_its_bounds(
         assert message is None or len(message.payload) <= 100
         assert assembler.partial_bytes <= 100
         assert len(assembler._partial) <= 2
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=5), st.integers(0, 0x3F).map(Flags))
+def test_the_frames_of_whole_messages_are_found_again_and_read_alone(payloads: list[bytes], flags: Flags) -> None:
+    flags |= Flags.FIN
+    packed = [cut_message(7, number, payload, flags)[0] for number, payload in enumerate(payloads)]
+    together = b"".join(packed)
+    wholes = Assembler(1000).read(together)
+    assert packed_frames(together, wholes) == packed
+    assert [read_message(frame) for frame in packed] == wholes
+
+
+def test_frames_are_not_told_apart_where_a_message_is_in_pieces() -> None:
+    assembler = Assembler(1000)
+    first = Frame(7, 1, NO_FLAGS, b"first half").pack()
+    assert assembler.read(first) == []
+    together = Frame(7, 1, Flags.FIN, b", second").pack() + Frame(7, 2, Flags.FIN, b"whole").pack()
+    wholes = assembler.read(together)
+    assert [bytes(whole.payload) for whole in wholes] == [b"first half, second", b"whole"]
+    assert packed_frames(together, wholes) == []

@@ -22,6 +22,7 @@ from aeonflow.tensors import (
     data_bytes,
     options_byte,
     pack_tensors,
+    session_of,
     unpack_tensors,
 )
 
@@ -203,3 +204,9 @@ def test_a_mutated_payload_unpacks_or_is_refused(tensors: list[Tensor], where: i
     except BadTensorError:
         return
     assert sum(len(one.data) for one in received) <= len(payload)
+
+
+def test_the_session_of_a_payload_is_told_without_reading_it_and_of_a_short_one_is_none() -> None:
+    payload = packed(tensor(session=0x0102030405060708))
+    assert session_of(payload) == session_of(memoryview(payload)) == 0x0102030405060708
+    assert session_of(payload[:47]) == 0

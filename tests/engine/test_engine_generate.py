@@ -61,7 +61,7 @@ async def test_a_result_holds_every_field_of_the_json(model: ModelFolder) -> Non
     found = json.loads(json.dumps(result.to_json()))
     assert found.keys() == {
         "text", "token_ids", "prompt_ids", "finish_reason", "usage", "timings", "plan", "route", "kernels",
-        "transport", "exactness", "hops_per_token", "bytes_per_token", "kv", "speculation",
+        "transport", "exactness", "hops_per_token", "bytes_per_token", "kv", "speculation", "pair_x",
     }  # fmt: skip
     assert found["usage"] == {"prompt_tokens": len(result.prompt_ids), "completion_tokens": 4, "cached_tokens": 0}
     assert found["finish_reason"] == "length"

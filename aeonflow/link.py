@@ -36,7 +36,7 @@ from .link_options import CLOSE_CODES, ORDERLY_CODES, LinkOptions, LinkStats
 from .messages import Goodbye, Heartbeat, Hello, Limits, Vent, encode
 from .transport.base import Wire
 from .turn import turn_of
-from .vents import error_to_tell, read_vent
+from .vents import closed_error, error_to_tell, read_vent
 
 logger = logging.getLogger("aeonflow.link")
 
@@ -50,9 +50,9 @@ class Link:
     came with the station key. `on_message` is called in the reader for every message but those of stream 0000 and
     replies to calls; an error it raises is vented to the sender, a ProtocolError closes the link. `on_close` is called
     exactly once: with None after an orderly close from either side, else with the error. `accepted_streams`: when set,
-    messages on any other stream are vented here. `first_taker` is
-    shown every WebSocket message before anything is made of it, and the frames of one that holds several, with the
-    time; True: that was a whole message of one frame, and is done with. `goodbye`: the peer's last words.
+    messages on any other stream are vented here. `first_taker` is shown every WebSocket message before anything is made
+    of it, and each frame of one that holds several, with the time; True: it was one whole message, and is done with.
+    `goodbye`: the peer's last words, once they came.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Link:
         self._opened.add_done_callback(lambda done: done.cancelled() or done.exception())  # only dialers await it
         self._calls = CallTable(self._loop, is_dialer=is_dialer)
         self._drain = DrainWaiters(wire.peer_url, lambda: wire.waiting_bytes, options.high_water_bytes)
+        self.on_writable = self._drain.wake
         self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)  # until hello has come
         self._batcher = FlowSendBatcher(self._write, coalesce=coalesce, schedule=self._turn.schedule)
         self._heart = Heart(self._loop, options, self._send_connection_message, self._silent)
@@ -139,13 +140,8 @@ class Link:
     @property
     def stats(self) -> LinkStats:
         """The counters as they are now; the same object each time."""
-        stats = self._stats
-        batcher = self._batcher
-        stats.frames_sent, stats.messages_sent, stats.bytes_sent = batcher.frames, batcher.messages, batcher.bytes
-        stats.frames_received = self._assembler.frames
-        stats.late_replies = self._calls.late_replies
-        stats.delayed_messages, stats.delay_obtained_s = self._wire.delays()
-        return stats
+        batcher, delays = self._batcher, self._wire.delays()
+        return self._stats.brought_up_to_date(batcher, self._assembler.frames, self._calls.late_replies, *delays)
 
     def set_heartbeat(self, source: Callable[[], Heartbeat]) -> None:
         """`source` is asked every beat for the queue length and the age of the running batch."""
@@ -167,10 +163,8 @@ class Link:
             put(packed)
 
     def send_packed(self, frame: memoryview) -> None:
-        """Write one packed frame, a whole message, at once; its sequence is filled in, the next of one-way messages.
-
-        The memory of `frame` is the caller's again when this returns. LinkClosedError on a closed link.
-        """
+        """Write a packed frame, a whole message, at once. Its sequence is filled in, the next of one-way messages;
+        its memory is the caller's again afterwards. LinkClosedError on a closed link."""
         if self._is_closed:
             raise self._closed()
         SEQUENCE.pack_into(frame, SEQUENCE_AT, self._calls.next_one_way())
@@ -242,10 +236,9 @@ class Link:
         if self._is_closed:
             return
         now = self._heart.heard_at = self._time()
-        stats = self._stats
+        stats, taker = self._stats, self.first_taker
         stats.messages_received += 1
         stats.bytes_received += len(message)
-        taker = self.first_taker
         if taker is not None and taker(message, now):
             self._assembler.frames += 1
             return
@@ -271,9 +264,6 @@ class Link:
             self._fail(
                 OverloadedError(f"{self.peer_url} does not read: {waiting_bytes:,} bytes waiting, at most {limit:,}")
             )
-
-    def on_writable(self) -> None:
-        self._drain.wake()
 
     def on_lost(self, error: AeonflowError | None) -> None:
         if not self._is_closed:
@@ -407,10 +397,4 @@ class Link:
                 logger.error("on_close of %s failed", self.peer_url, exc_info=failure)
 
     def _closed(self) -> LinkClosedError:
-        """A fresh error that says why the link closed."""
-        if isinstance(self._error, LinkClosedError):
-            return LinkClosedError(str(self._error))
-        why = str(self._error) if self._error is not None else "done"
-        if self._error is None and self.goodbye is not None:
-            why = self.goodbye.reason or self.goodbye.code
-        return LinkClosedError(f"{self.peer_url}: the connection is closed: {why}")
+        return closed_error(self.peer_url, self._error, self.goodbye)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .batcher import FlowSendBatcher
 from .handshake import HelloCheck, check_hello
 from .transport.base import HIGH_WATER_BYTES
 
@@ -50,3 +51,12 @@ class LinkStats(msgspec.Struct):
     dropped: int = 0  # bad seeds and vents to nobody
     delayed_messages: int = 0  # with a link delay: how many messages it held back
     delay_obtained_s: float = 0.0  # and their delay together, as measured
+
+    def brought_up_to_date(
+        self, batcher: FlowSendBatcher, frames_received: int, late_replies: int, delayed: int, obtained_s: float
+    ) -> LinkStats:
+        """With what others count of the same link."""
+        self.frames_sent, self.messages_sent, self.bytes_sent = batcher.frames, batcher.messages, batcher.bytes
+        self.frames_received, self.late_replies = frames_received, late_replies
+        self.delayed_messages, self.delay_obtained_s = delayed, obtained_s
+        return self

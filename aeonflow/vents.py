@@ -7,8 +7,8 @@ import logging
 import msgspec
 
 from .assembly import Message
-from .errors import AeonflowError, BadMessageError, CallError, from_code
-from .messages import decode_vent
+from .errors import AeonflowError, BadMessageError, CallError, LinkClosedError, from_code
+from .messages import Goodbye, decode_vent
 
 logger = logging.getLogger("aeonflow.link")
 
@@ -31,3 +31,11 @@ def error_to_tell(error: Exception, message: Message) -> AeonflowError:
         return BadMessageError(f"message on stream {message.stream:04x} does not decode: {error}")
     logger.error("handler of stream %04x failed", message.stream, exc_info=error)
     return AeonflowError(f"internal error on stream {message.stream:04x}: {type(error).__name__}")
+
+
+def closed_error(peer_url: str, error: AeonflowError | None, goodbye: Goodbye | None) -> LinkClosedError:
+    """A fresh error that says why a link closed: the error it ended with, or the peer's last words."""
+    if isinstance(error, LinkClosedError):
+        return LinkClosedError(str(error))
+    last_words = "done" if goodbye is None else goodbye.reason or goodbye.code
+    return LinkClosedError(f"{peer_url}: the connection is closed: {last_words if error is None else error}")

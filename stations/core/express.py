@@ -231,8 +231,8 @@ class Express:
         if prepared is None:
             return None
         exits = self._exits(job, prepared.frames)
-        if not exits:
-            return None
+        if not exits or any(len(e.frame) - HEADER_BYTES > e.link.limits.max_message_bytes for e in exits):
+            return None  # not connected, or the other side takes less: its host is told by the general path
         cost = self._surroundings.row_cost(stage)
         limit_s = self._limit_s if self.is_alone else min(self._limit_s, SHARED_LIMIT_S)
         if cost.seconds > limit_s:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from aeonflow.errors import LinkClosedError
 from aeonflow.frames import HEADER, HEADER_BYTES, Flags
+from aeonflow.messages import Limits
 from aeonflow.tensors import PREFIX, PREFIX_BYTES, DType, Tensor
 
 from ..kernels.base import PreparedRow
@@ -28,6 +29,9 @@ _PLACE = struct.Struct("<II")
 
 class Sender(Protocol):
     """A connection."""
+
+    @property
+    def limits(self) -> Limits: ...
 
     def send_packed(self, frame: memoryview) -> None: ...
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from ..errors import InvalidRequestError
 from .errors import TokenizerError
+from .memory import give_back
 from .token_bytes import TokenBytes, token_bytes_of
 
 
@@ -25,15 +26,18 @@ class Tokenizer:
     ) -> None:
         """Raises TokenizerError when the JSON cannot be used, or `add_bos` is asked of a model without a BOS."""
         text = tokenizer_json.decode("utf-8") if isinstance(tokenizer_json, bytes) else tokenizer_json
-        try:
+        try:  # Python's objects go before the library makes its own: together they would be the peak of a small host
+            self.bytes: TokenBytes = token_bytes_of(json.loads(text))
             self._library = LibraryTokenizer.from_str(text)
+        except TokenizerError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(f"the tokenizer's JSON cannot be read: {error}") from error
         if add_bos and bos_id is None:
             raise TokenizerError("the model wants a beginning-of-sequence token and names none")
         self._library.no_truncation()
         self._library.no_padding()
-        self.bytes: TokenBytes = token_bytes_of(json.loads(text))
+        give_back()
         self.bos_id = bos_id
         self.eos_ids = frozenset(eos_ids)
         self.add_bos = add_bos

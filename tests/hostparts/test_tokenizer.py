@@ -104,8 +104,9 @@ def test_a_prompt_that_is_not_unicode_is_refused() -> None:
 
 
 def test_a_file_that_cannot_be_used_is_refused_with_what_it_holds() -> None:
-    with pytest.raises(TokenizerError, match="cannot be read"):
-        tokenizer("{}")
+    for text in ("{", json.dumps(json.loads(byte_level_json()) | {"model": {"type": "BPE", "vocab": {}}})):
+        with pytest.raises(TokenizerError, match="cannot be read"):
+            tokenizer(text)
     for decoder, says in [
         (None, "no decoder"),
         ({"type": "WordPiece", "prefix": "##", "cleanup": True}, "decoder is WordPiece; supported are ByteLevel"),

@@ -59,7 +59,7 @@ class ChainPassage:
         if sequence is None or not sequence.is_current(tensor.epoch):
             return False
         if tensor.kind == Kind.DRAFT:
-            draft = collect_draft(sequence, tensors, self._head_parts)
+            draft = collect_draft(sequence, tensors, self._head_parts, self._vocab_size)
             if draft is not None:
                 sequence.on_draft(draft)
             return True

@@ -18,9 +18,11 @@ from ..sequence import DraftAnswer, TokenSequence
 MAX_CANDIDATES = 64  # of a part
 
 
-def collect_draft(sequence: TokenSequence, tensors: Sequence[Tensor], num_parts: int) -> DraftAnswer | None:
+def collect_draft(
+    sequence: TokenSequence, tensors: Sequence[Tensor], num_parts: int, vocab_size: int
+) -> DraftAnswer | None:
     """The whole answer, once the last part of the newest draft is there. BadTensorError for what is none."""
-    check_part(tensors)
+    check_part(tensors, vocab_size)
     position, part = tensors[0].first, tensors[0].part
     kept = sequence.draft_parts
     if kept and position != next(iter(kept.values()))[0].first:
@@ -33,7 +35,7 @@ def collect_draft(sequence: TokenSequence, tensors: Sequence[Tensor], num_parts:
     return answer
 
 
-def check_part(tensors: Sequence[Tensor]) -> None:
+def check_part(tensors: Sequence[Tensor], vocab_size: int) -> None:
     """BadTensorError unless these are one part's candidates."""
     shapes = [(t.port, t.dtype, t.dim0) for t in tensors]
     if shapes != [(Port.TOKEN, DType.U32, 1), (Port.LOGITS, DType.F32, 1)] or tensors[0].dim1 != tensors[1].dim1:
@@ -42,6 +44,8 @@ def check_part(tensors: Sequence[Tensor]) -> None:
         )
     if tensors[0].dim1 > MAX_CANDIDATES:
         raise BadTensorError(f"a draft's head answered with {tensors[0].dim1} candidates, at most {MAX_CANDIDATES}")
+    if (highest := int(np.frombuffer(tensors[0].data, "<u4").max())) >= vocab_size:
+        raise BadTensorError(f"a draft's head answered with token {highest} of a vocabulary of {vocab_size}")
 
 
 def merge_parts(parts: Sequence[Sequence[Tensor]]) -> DraftAnswer:

@@ -187,7 +187,11 @@ class Speculation:
         assert self._means.drafts is not None, "a draft grew"
         self._means.drafts.learn_draft(self._clock() - self._grown_s)
         self._grown_s = None
-        token = self._pick(answer)
+        try:
+            token = self._pick(answer)
+        except PoisonedError:  # no failure of a draft touches its session
+            counts.late += 1
+            return
         if len(tokens) - 1 - self.known >= WINDOW:
             counts.held += 1
             self._held = token

@@ -219,9 +219,9 @@ def test_candidates_of_all_head_parts_are_merged_by_falling_logit_and_rising_id(
 
 def test_parts_of_an_older_draft_are_forgotten_when_a_newer_one_comes() -> None:
     sequence = TokenSequence(1, ToyChain(random.Random(1)), lambda: 0.0)
-    assert collect_draft(sequence, part_of([1], [1.0], part=0, position=5), 2) is None
-    assert collect_draft(sequence, part_of([2], [1.0], part=1, position=6), 2) is None
-    found = collect_draft(sequence, part_of([3], [2.0], part=0, position=6), 2)
+    assert collect_draft(sequence, part_of([1], [1.0], part=0, position=5), 2, 512) is None
+    assert collect_draft(sequence, part_of([2], [1.0], part=1, position=6), 2, 512) is None
+    found = collect_draft(sequence, part_of([3], [2.0], part=0, position=6), 2, 512)
     assert found is not None
     assert found.ids.tolist() == [3, 2]
     assert not sequence.draft_parts
@@ -230,9 +230,9 @@ def test_parts_of_an_older_draft_are_forgotten_when_a_newer_one_comes() -> None:
 def test_what_is_no_candidate_list_is_refused() -> None:
     good = part_of([1, 2], [1.0, 0.5])
     sequence = TokenSequence(1, ToyChain(random.Random(1)), lambda: 0.0)
-    for bad in (good[:1], good[::-1], part_of(list(range(65)), [0.0] * 65)):
+    for bad in (good[:1], good[::-1], part_of(list(range(65)), [0.0] * 65), part_of([512], [1.0])):
         with pytest.raises(BadTensorError, match="a draft's head answered with"):
-            collect_draft(sequence, bad, 1)
+            collect_draft(sequence, bad, 1, 512)
 
 
 def test_a_model_is_named_behind_a_colon() -> None:

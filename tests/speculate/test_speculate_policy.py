@@ -124,6 +124,19 @@ def test_drafts_that_are_right_keep_the_chain_busy_with_a_row_each() -> None:
     assert all(one.rows == 1 for one in chain.passes[2:])
 
 
+def test_drafts_that_say_nonsense_are_lost_and_nothing_more() -> None:
+    expected, _ = run_toy(chain_of(0), plain(), max_tokens=30)
+    for nonsense in (float("nan"), float("inf"), -float("inf")):
+        chain = chain_of(4, hit_rate=1.0, loss=0.0)
+
+        def watch(decoder: Decoder, chain: ToyChain = chain, nonsense: float = nonsense) -> None:
+            chain.drafts = [(epoch, draft._replace(logits=draft.logits * nonsense)) for epoch, draft in chain.drafts]
+
+        found, decoder = run_toy(chain, drafting(), max_tokens=30, watch=watch)
+        assert found == expected
+        assert decoder.speculation.counts.drafts.late > 5
+
+
 def test_no_row_is_sent_past_a_barrier_before_all_below_is_known() -> None:
     for seed in range(20):
         chain = chain_of(seed, hit_rate=1.0, loss=0.0)

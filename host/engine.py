@@ -119,7 +119,8 @@ class Engine:
         TOML file; `threads` None: 1 a station, in solo the usable cores, at most 8; `coalesce` None: on, unless
         `aeonflow bench gate` found that it does not pay here; `exact`: refuse whatever makes the result depend on the
         cut; `deadline_s`: without any progress a generation fails, naming the station that holds it up; `rejoin_s`:
-        how long a new request waits for a lost station; `trace`: a file for a Chrome trace of every hop, written at
+        how long a new request waits for a lost station; `speculate`: off, lookup, model:NAME or auto
+        (`docs/speculation.md`); `trace`: a file for a Chrome trace of every hop, written at
         the end of the block (`docs/tracing.md`). Raises PlanError, InvalidRequestError, StationStartError,
         UnsupportedOptionError before anything is left running.
         """

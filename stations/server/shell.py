@@ -342,9 +342,12 @@ class Shell:
         link.send(bands.WEIGHTS, message.sequence, reply)
 
     def _link_closed(self, number: int, error: AeonflowError | None) -> None:
+        if not self._is_closed:
+            self._give_back(None)  # parts that came by this link, while the core knows it
         self.links.pop(number, None)
         self.station.link_closed(number)
         if not self._is_closed:
+            self.express.review()
             self._send_outgoing()
 
     def _peer_lost(self, url: str, reason: str) -> None:
@@ -358,7 +361,11 @@ class Shell:
         self.station.unsent(message, error)
 
     def _tick(self) -> None:
+        num_sessions = len(self.station.sessions)
         self.station.tick(self._clock())
+        if len(self.station.sessions) != num_sessions:  # lanes keep the caches of their sessions
+            self._give_back(None)
+            self.express.review()
         self._placement.tick(self._clock())
         self._peers.retire()
         self._send_outgoing()

@@ -306,3 +306,44 @@ async def test_frames_that_came_in_one_message_are_rows_of_their_own(
         assert rows_in_lanes == 9, "of each layer the first went to the thread, the second left a lane"
         assert straight.sent == general.sent
         assert await straight.state() == await general.state()
+
+
+async def test_a_part_whose_sender_has_gone_still_joins_and_no_request_fails_for_it(model: ModelFolder) -> None:
+    async with both_ways(model, 2) as ways:
+        for one in ways:
+            for first in range(6):
+                for port, width in ((Port.H, model.card.hidden_size), (Port.U, model.card.ffn_size)):
+                    row = tensor(port, np.full((1, width), 0.5, np.float32), first=first)
+                    one.neighbour.send(bands.DOWN, first, pack_tensors([row]))
+                    await one.settle()
+            h = tensor(Port.H, np.full((1, model.card.hidden_size), 0.5, np.float32), first=6)
+            one.neighbour.send(bands.DOWN, 6, pack_tensors([h]))
+            await one.settle()
+            await one.neighbour.close()
+            await one.settle()
+        states = [await one.state() for one in ways]
+        assert [state["joins"][0] for state in states] == [1, 1]
+        assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("how", ["its host leaves", "it expires"])
+async def test_lanes_keep_nothing_of_a_session_that_has_ended(
+    model: ModelFolder, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "INLINE_LIMIT_S", 60.0)
+    async with both_ways(model, 0) as (straight, _):
+        for first in range(6):
+            row = tensor(Port.X, np.full((1, model.card.hidden_size), 0.5, np.float32), first=first)
+            straight.neighbour.send(bands.ATTN, first, pack_tensors([row]))
+            await straight.settle()
+        assert straight.shell.express.lanes
+        if how == "it expires":
+            (session,) = straight.shell.station.sessions
+            session.last_used_s -= 2 * session.idle_s
+            straight.shell._ticker.cancel()
+            straight.shell._tick()
+        else:
+            await straight.host.close()
+            await straight.settle()
+        assert len(straight.shell.station.sessions) == 0
+        assert not straight.shell.express.lanes

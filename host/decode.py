@@ -216,14 +216,14 @@ class Decoder:
                 self._is_resuming = True
                 self._prefill = None
                 self._resume()
-            elif not self.speculation.mend(error):
+            elif self._prefill is not None or not self.speculation.mend(error):  # rows that are known are not there
                 self.fail(error)
         except Exception as worse:  # as in `_answered`
             self.fail(worse)
 
     def _drafted(self, answer: DraftAnswer) -> None:
         try:
-            if not self.is_over:
+            if not self.is_over and not self._is_resuming:
                 self.speculation.drafted(answer)
         except Exception as error:  # as in `_answered`
             self.fail(error)

@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aeonflow.errors import GapError, StationLostError
+from aeonflow.errors import GapError, RollbackError, StationLostError
 from aeonflow.kv_options import Barrier
-from host.decode import Decoder
+from host.decode import Decoder, Outbox
+from host.prefill import Window
+from host.request import Request
 from host.sampling import SamplingParams
+from host.sequence import TokenSequence
 from host.speculate.policy import WINDOW, Means
 
 from .means import all_at_once, drafting, guessing, looking_up, plain
-from .toy import VOCAB, ToyChain, run_toy
+from .toy import VOCAB, Letters, Tick, ToyChain, run_toy
 
 MEANS: dict[str, Callable[[int], Means]] = {
     "lookup": looking_up,
@@ -176,3 +179,25 @@ def test_a_lost_station_ends_the_generation_with_its_own_error() -> None:
 
     with pytest.raises(StationLostError, match="station down"):
         run_toy(chain, all_at_once(1), watch=watch)
+
+
+def test_an_error_while_lost_rows_are_computed_anew_is_told_as_it_is() -> None:
+    """The rows that a new epoch would begin from are not there yet: there is nothing to mend."""
+    chain, clock = ToyChain(random.Random(3)), Tick()
+    request = Request((1, 2, 3, 1, 2), 40, SamplingParams(), (), frozenset(), False, True, None)
+    sequence, outbox = TokenSequence(1, chain, clock), Outbox()
+    stream: Any = Letters(())
+    decoder = Decoder(
+        request, sequence, stream, outbox, means=looking_up(3), max_rows=9, cap=lambda: None, resume=lambda: None,
+        clock=clock, on_end=lambda: None,
+    )  # fmt: skip
+    decoder.start(Window(3, 2))
+    while len(decoder.token_ids) < 12:
+        assert chain.step(sequence)
+    sequence.failed(RollbackError("resume from tokens"))
+    sequence.restart(0)
+    sequence.resumed()
+    decoder.resumed(Window(3, 2))
+    assert sequence.oldest_in_flight is not None
+    sequence.failed(GapError("gap: have 0, got 3 (attn 0)"))
+    assert isinstance(outbox.error, GapError), outbox.error

@@ -14,6 +14,7 @@ from stations.kernels.fast.backend import FastBackend
 from stations.kernels.fast.expected import EXPECTED, EXPECTED_INT8
 from stations.kernels.fast.loader import LoadedUnits
 from stations.kernels.fast.numerics import EXPECTED_ID, EXPECTED_INT8_ID, found_digests, identify, numerics_id
+from stations.kernels.fast.target import current_target, settings_without
 from stations.models.roles import RoleSpan
 
 from .tiny import TinyWeights
@@ -74,7 +75,7 @@ def test_other_bits_give_another_id() -> None:
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="features named here are x86's")
 def test_a_cpu_without_avx512_makes_the_same_bits_in_smaller_tiles() -> None:
-    without = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c"}
+    without = settings_without("avx512", current_target(os.environ))
     tiles, found, _ = _digests_on(without, ["q4_1", "q8_0"])
     assert tiles == [3, 2, 1]
     assert found == {name: ALL[name] for name in found}

@@ -170,9 +170,7 @@ class Shell:
         if trace is not None:
             trace.received(began_s, stream, message.flags, message.payload)
         if is_request:
-            self.express.review()
-            if not self.express.is_alone:
-                self._placement.release()
+            self._review()
         if not station.queue.length:
             self._send_outgoing()
             if stream == bands.CONTROL:
@@ -190,6 +188,12 @@ class Shell:
         """Parts that wait in lanes of a session, or of all, go to the general path first: it joins them."""
         for number, held in self.express.take_held(session):
             self.station.receive(number, *read_message(held), self._clock())
+
+    def _review(self) -> None:
+        """Sessions or routes may be others now."""
+        self.express.review()
+        if not self.express.is_alone:
+            self._placement.release()
 
     def successor(self, url: str) -> tuple[Link, Peer] | None:
         """The connection to a station on an installed route, None while there is none."""
@@ -347,7 +351,7 @@ class Shell:
         self.links.pop(number, None)
         self.station.link_closed(number)
         if not self._is_closed:
-            self.express.review()
+            self._review()
             self._send_outgoing()
 
     def _peer_lost(self, url: str, reason: str) -> None:
@@ -365,7 +369,7 @@ class Shell:
         self.station.tick(self._clock())
         if len(self.station.sessions) != num_sessions:  # lanes keep the caches of their sessions
             self._give_back(None)
-            self.express.review()
+            self._review()
         self._placement.tick(self._clock())
         self._peers.retire()
         self._send_outgoing()

@@ -139,6 +139,8 @@ class Express:
             if known is None or head.first + 1 < known.limit:
                 return
             self._count(known)
+            if (parts := self._parts.get(job.session.id)) is not None:  # of such a lane none waits
+                parts[:] = [part for part in parts if part.lane is not known]
         if len(self._lanes) >= MAX_LANES:
             self._forget(lambda lane: lane.is_past)
         if len(self._lanes) < MAX_LANES:

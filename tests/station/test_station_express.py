@@ -347,3 +347,20 @@ async def test_lanes_keep_nothing_of_a_session_that_has_ended(
             await straight.settle()
         assert len(straight.shell.station.sessions) == 0
         assert not straight.shell.express.lanes
+
+
+async def test_lanes_that_are_made_anew_take_the_place_of_the_old_ones(
+    model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "INLINE_LIMIT_S", 60.0)
+    async with both_ways(model, 2) as (straight, _):
+        held = []
+        for first in range(12):
+            for port, width in ((Port.H, model.card.hidden_size), (Port.U, model.card.ffn_size)):
+                row = tensor(port, np.full((1, width), 0.5, np.float32), first=first)
+                straight.neighbour.send(bands.DOWN, first, pack_tensors([row]))
+                await straight.settle()
+            for lane in straight.shell.express.lanes:
+                lane.limit = 0  # as a row that took long leaves it
+            held.append(sum(map(len, straight.shell.express._parts.values())))
+        assert held == [0] + [2] * 11

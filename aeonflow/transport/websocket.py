@@ -168,7 +168,6 @@ class _Handshake(asyncio.Protocol):
     def __init__(self, core: ClientProtocol, target: Target) -> None:
         self.done: asyncio.Future[WebSocketWire] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may await it
-        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may await it
         self._core = core
         self._target = target
         self._received = b""

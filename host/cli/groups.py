@@ -52,6 +52,7 @@ from .options import (
     Window,
 )
 
+MAX_LAYERS = 1024  # presets are checked without a model: no model is deeper
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
@@ -102,8 +103,10 @@ class EngineOptions(WayOptions, frozen=True, kw_only=True):
         return self.fleet is None and self.kernels != "reference"
 
     def check(self) -> None:
-        """UsageError for options that contradict each other."""
+        """UsageError for options that contradict each other, PlanError for a plan that no model has."""
         self._check_pair_x()
+        if self.plan is not None:
+            check_preset(self.plan)
         if self.speculate is not None:
             check_speculate(self.speculate)
         if self.fleet is None:
@@ -188,6 +191,14 @@ def check_speculate(speculate: str) -> None:
 
     effect_of("speculate", speculate)
     SpeculateMode.parse(speculate)
+
+
+def check_preset(plan: str) -> None:
+    """PlanError for what is no preset on any model; a file is checked against a model's depth, none is known here."""
+    from host.plan.presets import expand_preset
+
+    if not plan.endswith(".toml"):
+        expand_preset(plan, MAX_LAYERS)
 
 
 def option_name(keyword: str) -> str:

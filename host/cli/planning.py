@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .groups import AnswerOptions, CacheOptions, WayOptions, with_groups
-from .options import MAX_DELAY_MS, AsJson, Model, OnOff, Route
+from .groups import AnswerOptions, CacheOptions, WayOptions, check_preset, with_groups
+from .options import MAX_DELAY_MS, AsJson, Model, Route
 
 if TYPE_CHECKING:
     from host.plan import PlanCost
-
-MAX_LAYERS = 1024  # presets are checked without a model: no model is deeper
+    from host.plan.explain import Effect
 
 
 @with_groups
@@ -63,9 +62,8 @@ def explain(
     way: WayOptions,
     answer: AnswerOptions,
     cache: CacheOptions,
-    pair_x: Annotated[str | None, typer.Option(metavar="MODE")] = None,
-    speculate: Annotated[str | None, typer.Option(metavar="MODE")] = None,
-    volumes: Annotated[OnOff | None, typer.Option()] = None,
+    pair_x: Annotated[str | None, typer.Option(metavar="MODE", help="As of `run`.")] = None,
+    speculate: Annotated[str | None, typer.Option(metavar="HOW", help="As of `run`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What each chosen option does to exactness; without options, the whole table.
@@ -77,25 +75,24 @@ def explain(
     from host.plan import exactness
     from host.plan import explain as rows_of
     from host.plan.explain import TABLE
-    from host.plan.presets import expand_preset
 
     from .output import note, print_json, print_table
 
     answer.check()
     cache.check()
-    plan = way.plan
-    if plan is not None and not plan.endswith(".toml"):  # a file is checked against a model's depth, none is known here
-        expand_preset(plan, MAX_LAYERS)
+    if way.plan is not None:
+        check_preset(way.plan)
     options = way.given() | answer.given() | cache.given()
     options.pop("approximate", None)  # it permits o1, and has no effect of its own
-    options |= {"pair_x": pair_x, "speculate": speculate, "volumes": volumes}
+    options |= {"pair_x": pair_x, "speculate": speculate}
     chosen = rows_of(options)
     together = exactness(options)
     if as_json:
-        print_json({"options": msgspec.to_builtins(chosen or TABLE), "exactness": msgspec.to_builtins(together)})
+        effects = [{**msgspec.to_builtins(e), "is_built": e.is_built} for e in chosen or TABLE]
+        print_json({"options": effects, "exactness": msgspec.to_builtins(together)})
         return
     rows = [
-        (e.option.replace("_", "-"), "any" if e.value == "*" else e.value, e.cut, e.model, _note(e.note, e.is_built))
+        (e.option.replace("_", "-"), "any" if e.value == "*" else e.value, e.cut, e.model, _note(e))
         for e in chosen or TABLE
     ]
     print_table(("option", "value", "cut", "model", "what it does"), rows)
@@ -103,8 +100,8 @@ def explain(
         note(f"together: cut {together.cut}, model {together.model}")
 
 
-def _note(text: str, is_built: bool) -> str:
-    return text if is_built else f"(not supported yet) {text}"
+def _note(effect: Effect) -> str:
+    return effect.note if effect.is_built else f"(refused: {effect.refusal}) {effect.note}"
 
 
 def _sizes(model: str | None) -> Any:

@@ -19,16 +19,18 @@ ANY = "*"  # a row for every value of its option
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """One option value: what it does, to both kinds of exactness; not `is_built`: refused by this version, for the
-    reason in `refusal`."""
+    """One option value: what it does, to both kinds of exactness; `refusal`: why this version refuses it, or empty."""
 
     option: str
     value: str
     cut: str
     model: str
     note: str
-    is_built: bool = True
-    refusal: str = "not supported yet"
+    refusal: str = ""
+
+    @property
+    def is_built(self) -> bool:
+        return not self.refusal
 
 
 _MIXED = "stations whose numerics ids differ compute other last bits: logits agree to about 1e-5 of the row's maximum"
@@ -61,7 +63,7 @@ TABLE: tuple[Effect, ...] = (
     Effect("o1", ANY, "exact", "approximate", "landmarks for old rows; by a report of eval --o1, or --approximate"),
     Effect("window", ANY, "exact", "approximate", "a query sees the newest rows only, older ones are dropped"),
     Effect("kv_exact_recent", "0", "exact", "approximate", "no exact rows beside coded ones: q8's KL grows with depth"),
-    Effect("kv_exact_recent", ANY, "exact", "exact", "newest rows kept exact beside coded ones (default 64)"),
+    Effect("kv_exact_recent", ANY, "exact", "exact", "of coded modes: newest rows kept exact (default 64)"),
     Effect("pair_x", "off", "exact", "exact", "no residual seeds"),
     Effect("pair_x", "shadow", "exact", "exact", "seeds travel and are compared, never used"),
     Effect("pair_x", "bypass", "exact", "exact", "h goes to the next layer directly, one add moves with it"),
@@ -75,13 +77,12 @@ TABLE: tuple[Effect, ...] = (
         "exact",
         "exact",
         "drafts are accepted only where plain decoding agrees",
-        False,
         "early logits are right too rarely to beat prompt lookup: `aeonflow bench pairz` measures it",
     ),
     Effect("speculate", "model", "exact", "exact", "drafts are accepted only where plain decoding agrees"),
     Effect("speculate", "auto", "exact", "exact", "drafts are accepted only where plain decoding agrees"),
     Effect("volumes", "off", "exact", "exact", "every prompt is computed"),
-    Effect("volumes", "on", "exact", "exact", "rows of a common prefix are kept, bit for bit", False),
+    Effect("volumes", "on", "exact", "exact", "rows of a common prefix are kept, bit for bit", "not supported yet"),
     Effect("temperature", ANY, "exact", "exact", "0: the likeliest token, the lowest id of equals; else sampled"),
     Effect("top_k", ANY, "exact", "exact", "a filter on exact logits, ties settled by token id"),
     Effect("top_p", ANY, "exact", "exact", "a filter on exact logits, ties settled by token id"),
@@ -95,7 +96,7 @@ TABLE: tuple[Effect, ...] = (
     Effect("logits_hash", ANY, "exact", "exact", "reported, never fed back"),
 )
 
-_WITH_ARGUMENT = {("plan", "ffslice"), ("speculate", "model")}  # values that are followed by `:` and something
+_WITH_ARGUMENT = {("plan", "ffslice"): "K", ("speculate", "model"): "NAME"}  # what follows a value and `:`
 
 _BY_OPTION: dict[str, tuple[Effect, ...]] = {}
 for _effect in TABLE:
@@ -116,10 +117,10 @@ def effect_of(option: str, value: object) -> Effect:
         is_meant = (name, row.value) in _WITH_ARGUMENT and text.startswith(f"{row.value}:")
         if is_meant or row.value in (ANY, text):
             if not row.is_built:
-                built = ", ".join(r.value for r in rows if r.is_built)
+                built = ", ".join(_shown(r) for r in rows if r.is_built)
                 raise UnsupportedOptionError(f"{name} {text}: {row.refusal}; supported is {built}")
             return row
-    allowed = ", ".join(r.value for r in rows if r.is_built)
+    allowed = ", ".join(_shown(r) for r in rows if r.is_built)
     raise InvalidRequestError(f"{name} {text!r}: allowed is {allowed}")
 
 
@@ -148,6 +149,12 @@ def mixed_numerics(numerics_ids: Iterable[str]) -> str | None:
     if len(known) < 2:
         return None
     return f"numerics ids {', '.join(numerics_id[:12] for numerics_id in known)} differ; {_MIXED}"
+
+
+def _shown(effect: Effect) -> str:
+    """The value as one writes it: `model:NAME`."""
+    argument = _WITH_ARGUMENT.get((effect.option, effect.value))
+    return f"{effect.value}:{argument}" if argument else effect.value
 
 
 def _value_text(value: object) -> str:

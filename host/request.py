@@ -79,7 +79,7 @@ def make_request(
     check_count("max_tokens", max_tokens)
     if prefill_chunk is not None:
         check_count("prefill_chunk", prefill_chunk)
-    _check_size(text, context_length, prompt)
+    check_size(text, context_length, prompt)
     ids, is_continuation = _prompt_ids(text, vocab_size, prompt, raw)
     if len(ids) > context_length:
         raise ContextLengthError(len(ids), context_length)
@@ -95,7 +95,7 @@ def make_request(
     )
 
 
-def _check_size(text: TextModel, context_length: int, prompt: Prompt) -> None:
+def check_size(text: TextModel, context_length: int, prompt: Prompt) -> None:
     """ContextLengthError for a text that cannot fit, whatever its tokens, before it is encoded: minutes of the event
     loop for some megabytes, in which every link would fall silent."""
     texts: Iterable[Any] = (prompt,)

@@ -13,7 +13,7 @@ import msgspec
 
 from host.fleet.state import cache_root
 
-from .failure import CommandFailedError
+from .failure import CommandFailedError, UsageError
 
 DEFAULT_MODEL = "smollm2"
 GENERATED = "synthetic:"
@@ -35,7 +35,7 @@ def cached_models() -> list[str]:
 def model_path(name: str) -> Path:
     """Folder of a model: a name of the cache goes before a path to a folder.
 
-    Errors: CommandFailedError that says how to import it, and what there is.
+    Errors: UsageError that says how to import it, and what there is.
     """
     if is_cached(name):
         return models_folder() / name
@@ -43,9 +43,9 @@ def model_path(name: str) -> Path:
     if (path / "card.json").is_file():
         return path
     if path.exists() or name.startswith("hf:"):
-        raise CommandFailedError(f"model {name!r} is not imported yet; import it with: aeonflow pull {name}")
+        raise UsageError(f"model {name!r} is not imported yet; import it with: aeonflow pull {name}")
     known = ", ".join(cached_models()) or "none"
-    raise CommandFailedError(
+    raise UsageError(
         f"model {name!r} is not in {models_folder()} (there: {known}); import one with: "
         "aeonflow pull smollm2 | PATH.gguf | hf:org/repo"
     )

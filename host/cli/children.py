@@ -14,9 +14,10 @@ from typing import IO, Any
 
 import msgspec
 
-from .failure import CommandFailedError
+from .failure import CommandFailedError, UsageError
 
 MAX_LOG_LINE_CHARS = 300
+BAD_INPUT = ("usage", "model_not_found", "model_name", "unsupported")  # codes of what the user gave
 
 
 def station_command(verb: str, arguments: Sequence[str]) -> list[str]:
@@ -33,11 +34,12 @@ def run_verb(
 ) -> dict[str, Any]:
     """Run a verb to its end, with `given` on its stdin; returns its `result` event.
 
-    Errors: CommandFailedError with the child's own error event, or its exit status and last log line.
+    Errors: UsageError with the child's words on what was given; CommandFailedError with its other error event, or its
+    exit status and last log line.
     Ctrl-C ends the child too: it shares the terminal.
     """
     result: dict[str, Any] | None = None
-    error = ""
+    error = code = ""
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
             station_command(verb, arguments),
@@ -58,13 +60,17 @@ def run_verb(
                     elif kind == "result":
                         result = event
                     elif kind == "error":
-                        error = str(event.get("message", ""))
+                        error, code = str(event.get("message", "")), str(event.get("code", ""))
             except BaseException:
                 child.terminate()
                 raise
         if result is not None and child.returncode == 0:
             return result
-        raise CommandFailedError(error or f"{verb}: {_ending(child.returncode)}{_last_line(log)}")
+        if code in BAD_INPUT:
+            raise UsageError(error)
+        if error:
+            raise CommandFailedError(error, code=code or "failed")
+        raise CommandFailedError(f"{verb}: {_ending(child.returncode)}{_last_line(log)}")
 
 
 def _feed(stdin: IO[bytes], given: bytes) -> None:

@@ -132,7 +132,7 @@ def _print_until_none(pieces: queue.SimpleQueue[str | None]) -> None:
 
 def _lines() -> Iterator[str]:
     """Messages of the user: prompted for on a terminal, the lines of stdin elsewhere. Ctrl-C drops the line."""
-    is_terminal = sys.stdin.isatty()
+    is_terminal = sys.stdin is not None and sys.stdin.isatty()
     if is_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  line editing and history for input()

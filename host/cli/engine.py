@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .groups import SAMPLING, AnswerOptions, CacheOptions, EngineOptions, option_name
 from .model import ready_model
 from .output import warn
+from .preflight import check_model, check_trace
 from .target import find_target
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ def check_options(engine: EngineOptions, cache: CacheOptions, answer: AnswerOpti
 
 
 def prepare_engine(
-    options: EngineOptions, cache: CacheOptions, *, trace: Path | None = None
+    options: EngineOptions, cache: CacheOptions, *, trace: Path | None = None, prompt: str = "", context: int = 0
 ) -> Callable[[], AbstractAsyncContextManager[Engine]]:
     """A maker of the engine's context, with the model in place (this may pull it) or the fleet found.
 
-    The options have been checked. Entering the context starts the stations or connects to them.
+    The options have been checked; what the model's files refuse is refused here. `prompt`, `context`: what will be
+    asked of it, as far as it is known. Entering the context starts the stations or connects to them.
     """
+    check_trace(trace)
     keywords: dict[str, Any] = {**options.given(), **cache.given(), "trace": trace}
     if options.coalesce is not None:
         keywords["coalesce"] = options.coalesce == "on"
@@ -40,9 +43,11 @@ def prepare_engine(
     if options.fleet is not None:
         target = find_target(options.fleet, options.token_file, options.tls_ca)
         return partial(target.connecting, **keywords)
+    model = ready_model(options.model)
+    check_model(options, cache, model, prompt, context)
     from host.engine import Engine
 
-    return partial(Engine.launch, **keywords | {"model": ready_model(options.model).name})
+    return partial(Engine.launch, **keywords | {"model": model.name})
 
 
 def warn_of_drift(engine: Engine) -> None:

@@ -71,7 +71,7 @@ def evaluate(
         cache = msgspec.structs.replace(cache, approximate=True)  # to measure it is no use of it
     if against_kernels is not None and (engine.fleet is not None or cache.o1 is not None):
         raise UsageError("--against-kernels is for a model of this machine, without --fleet and --o1")
-    open_engine = prepare_engine(engine, cache)
+    open_engine = prepare_engine(engine, cache, context=context)
     beside = None
     if against_kernels is not None:
         beside = prepare_engine(

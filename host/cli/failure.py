@@ -1,13 +1,15 @@
 """From exceptions to exit codes: one line `error: …` on stderr, never a traceback.
 
-0 done · 1 it failed · 2 the command cannot be meant like this · 130 stopped by Ctrl-C · 141 the reader of the pipe
-left · 143 ended by SIGTERM.
+0 done · 1 it failed · 2 the command cannot be meant like this: an option, a value, a plan, a file to read or a name of
+something that is not there · 130 stopped by Ctrl-C · 141 the reader of the pipe left · 143 ended by SIGTERM.
+With `--json` an error is also the one object on stdout: `{"error": {"code": …, "message": …}}`.
 `AEONFLOW_DEBUG=1` shows the traceback before the line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import traceback
@@ -17,23 +19,35 @@ from typing import Any
 import typer
 
 FAILED, USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+JSON_OPTION, END_OF_OPTIONS = "--json", "--"
 
 # Typer carries its own copy of click since 0.16; this names the class of either.
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 class UsageError(Exception):
-    """Options that contradict each other or are missing: exit code 2."""
+    """What was given contradicts itself, is missing, or names what is not there: exit code 2."""
+
+    code = "usage"
 
 
 class CommandFailedError(Exception):
-    """The command failed and the message is all there is to say: exit code 1."""
+    """The command failed and the message is all there is to say: exit code 1.
+
+    `has_printed`: its JSON object is on stdout already, and says so.
+    """
+
+    def __init__(self, message: str, *, code: str = "failed", has_printed: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.has_printed = has_printed
 
 
 def run_app(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit code. Nothing escapes."""
     from .app import app
 
+    as_json = _wants_json(arguments)
     try:
         code = typer.main.get_command(app).main(list(arguments), prog_name="aeonflow", standalone_mode=False)
         sys.stdout.flush()
@@ -49,16 +63,22 @@ def run_app(arguments: Sequence[str]) -> int:
     except typer.Exit as exc:
         return exc.exit_code
     except _ClickError as exc:
-        if exc.format_message():  # empty: a command group without a command, whose help was printed
-            _say(_usage_message(exc))
+        if message := exc.format_message() and _usage_message(exc):  # empty: of a group whose help was printed
+            _say(message)
+            _print_error(UsageError(message), message, as_json=as_json)
         return USAGE
     except BaseExceptionGroup as group:
-        return _report(_leaf(group))
+        return _report(_leaf(group), as_json=as_json)
     except Exception as exc:
-        return _report(exc)
+        return _report(exc, as_json=as_json)
 
 
-def _report(exc: BaseException) -> int:
+def _wants_json(arguments: Sequence[str]) -> bool:
+    options = [*arguments, END_OF_OPTIONS]
+    return JSON_OPTION in options[: options.index(END_OF_OPTIONS)]
+
+
+def _report(exc: BaseException, *, as_json: bool) -> int:
     from .loop import TerminatedError
 
     if isinstance(exc, KeyboardInterrupt):
@@ -68,14 +88,27 @@ def _report(exc: BaseException) -> int:
         return exc.exit_code
     if os.environ.get("AEONFLOW_DEBUG"):
         traceback.print_exception(exc)
-    _say(_message(exc))
+    message = _message(exc)
+    _say(message)
+    _print_error(exc, message, as_json=as_json)
     return USAGE if _is_usage(exc) else FAILED
 
 
 def _is_usage(exc: BaseException) -> bool:
+    from aeonflow.errors import PlanError, UnsupportedError
     from host.errors import InvalidRequestError
+    from host.fleet.errors import UnknownFleetError
 
-    return isinstance(exc, UsageError | InvalidRequestError)
+    return isinstance(exc, UsageError | InvalidRequestError | PlanError | UnsupportedError | UnknownFleetError)
+
+
+def _print_error(exc: BaseException, message: str, *, as_json: bool) -> None:
+    """The error as the one object on stdout, for whoever reads that."""
+    if not as_json or getattr(exc, "has_printed", False):
+        return
+    code = "os_error" if isinstance(exc, OSError) else getattr(exc, "code", "internal")
+    with contextlib.suppress(OSError):
+        print(json.dumps({"error": {"code": code, "message": message}}, ensure_ascii=False), flush=True)
 
 
 def one_line(exc: BaseException) -> str:

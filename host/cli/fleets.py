@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .failure import CommandFailedError
+from .failure import UsageError
 from .options import (
     AsJson,
     Coalesce,
@@ -105,7 +105,7 @@ def logs(
     path = fleets.directory(name) / f"{station}.log"
     if "/" in station or not path.is_file():
         known = ", ".join(sorted(p.stem for p in fleets.directory(name).glob("*.log"))) or "none"
-        raise CommandFailedError(f"fleet {name} has no log of {station!r} (there: {known})")
+        raise UsageError(f"fleet {name} has no log of {station!r} (there: {known})")
     if not path.stat().st_size:
         note(f"{station} has not written anything")
     print_log(path, lines=lines, follow=follow)

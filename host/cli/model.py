@@ -21,7 +21,7 @@ class ReadyModel(NamedTuple):
 def ready_model(model: str | None) -> ReadyModel:
     """The model in place, ready for stations. None: the default one, pulled if it is missing.
 
-    Errors: CommandFailedError that says how to import it.
+    Errors: UsageError that says how to import it, CommandFailedError for a card that cannot be read.
     """
     name = model or DEFAULT_MODEL
     pull_default_if_missing(name)

@@ -46,7 +46,7 @@ def run(
     check_options(engine, cache, answer)
     text = _prompt(prompt)
     keywords = {**answer.given(), "raw": raw, "logits_hash": logits_hash}
-    open_engine = prepare_engine(engine, cache, trace=trace)
+    open_engine = prepare_engine(engine, cache, trace=trace, prompt=text)
     run_async(_generate(open_engine, engine, text, keywords, as_json=as_json))
     if trace is not None:
         note(f"trace in {trace}: open it at https://ui.perfetto.dev")
@@ -54,7 +54,7 @@ def run(
 
 def _prompt(given: str | None) -> str:
     """The prompt's text; `-`, or nothing where stdin is no terminal, reads stdin to its end."""
-    if given is None and sys.stdin.isatty():
+    if given is None and sys.stdin is not None and sys.stdin.isatty():
         raise UsageError('a prompt is needed: aeonflow run "Why is the sky blue?", or - for stdin')
     text = read_prompt() if given is None or given == "-" else given
     if not text:

@@ -95,16 +95,16 @@ def given_token(token_file: Path | None) -> str:
 
 
 def read_token_file(path: Path) -> str:
-    """The secret in a file. Errors: CommandFailedError naming what is wrong with it."""
+    """The secret in a file. Errors: UsageError naming what is wrong with it."""
     try:
         size = path.stat().st_size
         if not 0 < size <= MAX_TOKEN_BYTES:
-            raise CommandFailedError(f"token file {path} has {size} bytes; 1 to {MAX_TOKEN_BYTES} are expected")
+            raise UsageError(f"token file {path} has {size} bytes; 1 to {MAX_TOKEN_BYTES} are expected")
         token = path.read_text(encoding="ascii").strip()
     except OSError as exc:
-        raise CommandFailedError(f"token file {path}: {exc.strerror}") from exc
+        raise UsageError(f"token file {path}: {exc.strerror}") from exc
     except UnicodeDecodeError as exc:
-        raise CommandFailedError(f"token file {path} is not ASCII text") from exc
+        raise UsageError(f"token file {path} is not ASCII text") from exc
     if not token:
-        raise CommandFailedError(f"token file {path} holds nothing but white space")
+        raise UsageError(f"token file {path} holds nothing but white space")
     return token

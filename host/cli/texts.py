@@ -11,12 +11,16 @@ MAX_PROMPT_BYTES = 16 << 20  # above the longest context; without it `yes | aeon
 
 
 def read_prompt() -> str:
-    """All of stdin. Raises UsageError for what is not UTF-8 or too long."""
+    """All of stdin, nothing of one that is closed. Raises UsageError for what is not UTF-8 or too long."""
+    if sys.stdin is None:
+        return ""
     return _text(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin")
 
 
 def read_line(number: int) -> str | None:
     """The next line of stdin, its line end included; None at the end. Raises UsageError naming line `number`."""
+    if sys.stdin is None:
+        return None
     return _text(sys.stdin.buffer.readline(MAX_PROMPT_BYTES + 1), f"line {number} of stdin") or None
 
 

@@ -20,6 +20,12 @@ class FleetError(HostError):
     code = "fleet"
 
 
+class UnknownFleetError(FleetError):
+    """No fleet was started here under this name, or it is no name of one."""
+
+    code = "unknown_fleet"
+
+
 class StationStartError(FleetError):
     """A station did not become ready: it exited, said why it cannot start, or reached its deadline."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from .errors import FleetError, describe_exit
+from .errors import FleetError, UnknownFleetError, describe_exit
 
 DEFAULT_NAME = "default"
 LOCK_PATIENCE_S = 0.5  # somebody who only asks whether the fleet lives holds its lock for a moment
@@ -111,13 +111,13 @@ class FleetRegistry:
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def read(self, name: str) -> FleetState:
-        """The state of a fleet, alive or not. Errors: FleetError with the names there are."""
+        """The state of a fleet, alive or not. Errors: UnknownFleetError with the names there are."""
         path = state_path(self.directory(name))
         try:
             return read_state(path)
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none"
-            raise FleetError(
+            raise UnknownFleetError(
                 f"no fleet {name!r} was started here (known: {known}); start one with: aeonflow up"
             ) from None
         except msgspec.DecodeError as exc:
@@ -177,7 +177,9 @@ class FleetRegistry:
 
     def _checked(self, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise FleetError(f"fleet name {name!r}: letters, digits, '_', '.' and '-' are allowed, 1 to 64 of them")
+            raise UnknownFleetError(
+                f"fleet name {name!r}: letters, digits, '_', '.' and '-' are allowed, 1 to 64 of them"
+            )
         return name
 
 

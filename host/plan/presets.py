@@ -137,5 +137,5 @@ def _parse_suffixes(text: str, suffix_texts: list[str]) -> Suffixes:
 
 def _count(text: str, value: str, what: str, most: int) -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value[:9]) <= most:
-        raise PlanError(f"plan {text!r}: {value!r} {what}; a number from 1 to {most} is needed")
+        raise PlanError(f"plan {text!r}: {what} {value!r}: a number from 1 to {most} is needed")
     return int(value)

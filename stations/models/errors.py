@@ -19,6 +19,12 @@ class ModelNotFoundError(ModelError):
     code = "model_not_found"
 
 
+class ModelNameError(ModelError):
+    """No name that a model can have in the cache."""
+
+    code = "model_name"
+
+
 class CorruptModelError(ModelError):
     """Bytes that contradict their own header, manifest or digest: truncated, edited or half written."""
 

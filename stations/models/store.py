@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .documents import CARD_FILE
-from .errors import ModelError, ModelNotFoundError
+from .errors import ModelError, ModelNameError, ModelNotFoundError
 from .folder import ModelFolder
 from .synthetic_spec import PREFIX, SyntheticSpec
 
@@ -50,9 +50,9 @@ class ModelStore:
         return cls(cache_folder(environment))
 
     def path(self, name: str) -> Path:
-        """Where the model `name` lies or would lie. Raises ModelError for a name that is no plain file name."""
+        """Where the model `name` lies or would lie. Raises ModelNameError for a name that is no plain file name."""
         if not _NAME.match(name):
-            raise ModelError(f"model name {name!r}: letters, digits and . _ + = - are allowed, 100 at most")
+            raise ModelNameError(f"model name {name!r}: letters, digits and . _ + = - are allowed, 100 at most")
         return self.models / name
 
     def names(self) -> list[str]:

@@ -18,6 +18,7 @@ from blake3 import blake3
 from aeonflow.errors import AeonflowError, RollbackError
 from aeonflow.tensors import Want
 
+from .errors import EngineClosedError
 from .prefill import Prefill, Window
 from .request import Request
 from .result import Chunk, FinishReason, TokenLogprob
@@ -209,7 +210,9 @@ class Decoder:
     def _failed(self, error: AeonflowError) -> None:
         """The passes under way are lost; a new epoch mends what a guess may have broken, tokens what stations lost."""
         try:
-            if self.is_over or self._is_resuming:  # other passes of what is being mended
+            if self.is_over:
+                return
+            if self._is_resuming and not isinstance(error, EngineClosedError):  # other passes of what is being mended
                 return
             if isinstance(error, RollbackError) and self._resume is not None and self._num_resumes < MAX_RESUMES:
                 self._num_resumes += 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aeonflow.errors import GapError, RollbackError, StationLostError
 from aeonflow.kv_options import Barrier
 from host.decode import Decoder, Outbox
+from host.errors import EngineClosedError
 from host.prefill import Window
 from host.request import Request
 from host.sampling import SamplingParams
@@ -181,8 +182,8 @@ def test_a_lost_station_ends_the_generation_with_its_own_error() -> None:
         run_toy(chain, all_at_once(1), watch=watch)
 
 
-def test_an_error_while_lost_rows_are_computed_anew_is_told_as_it_is() -> None:
-    """The rows that a new epoch would begin from are not there yet: there is nothing to mend."""
+def after_lost_rows() -> tuple[Decoder, TokenSequence, Outbox]:
+    """A generation whose stations have just said that they lost rows: they are being asked what they hold."""
     chain, clock = ToyChain(random.Random(3)), Tick()
     request = Request((1, 2, 3, 1, 2), 40, SamplingParams(), (), frozenset(), False, True, None)
     sequence, outbox = TokenSequence(1, chain, clock), Outbox()
@@ -195,9 +196,23 @@ def test_an_error_while_lost_rows_are_computed_anew_is_told_as_it_is() -> None:
     while len(decoder.token_ids) < 12:
         assert chain.step(sequence)
     sequence.failed(RollbackError("resume from tokens"))
+    return decoder, sequence, outbox
+
+
+def test_an_error_while_lost_rows_are_computed_anew_is_told_as_it_is() -> None:
+    """The rows that a new epoch would begin from are not there yet: there is nothing to mend."""
+    decoder, sequence, outbox = after_lost_rows()
     sequence.restart(0)
     sequence.resumed()
     decoder.resumed(Window(3, 2))
     assert sequence.oldest_in_flight is not None
     sequence.failed(GapError("gap: have 0, got 3 (attn 0)"))
     assert isinstance(outbox.error, GapError), outbox.error
+
+
+def test_an_engine_that_is_left_while_stations_are_asked_what_they_hold_ends_the_generation() -> None:
+    decoder, sequence, outbox = after_lost_rows()
+    sequence.failed(GapError("another pass of what is being mended"))
+    assert not decoder.is_over
+    sequence.failed(EngineClosedError("the engine was left"))
+    assert isinstance(outbox.error, EngineClosedError)

@@ -20,6 +20,7 @@ from aeonflow.tensors import Want
 from ..errors import InvalidRequestError
 from ..sampling import SamplingParams, choose
 from ..sequence import Answer, TokenSequence
+from ..session import IDLE_MARGIN
 from ..text import TextModel
 
 if TYPE_CHECKING:
@@ -55,11 +56,13 @@ class DraftModel:
                 return None
         return ModelProposer(self, sequence, prompt, request.sampling, self._engine.clock, self._engine.token_s)
 
-    def release(self, sequence: TokenSequence) -> None:
-        """A generation is over; its session waits for another."""
+    def release(self, sequence: TokenSequence, *, is_broken: bool) -> None:
+        """A generation is over; its session waits for another, unless something went wrong with it."""
         network = self._engine.network
         sequence.on_answer = _ignored
         sequence.on_error = _ignored
+        if is_broken:
+            network.close_session(sequence)
         if sequence.is_closed:
             return
         if not sequence.is_tidy:
@@ -69,7 +72,11 @@ class DraftModel:
             network.close_session(self._idle.pop(0))
 
     def _take(self, prompt: Tokens, num_positions: int) -> TokenSequence | None:
-        """The idle session that holds most of the prompt."""
+        """The idle session that holds most of the prompt; those that the station is about to forget are closed."""
+        network, now = self._engine.network, self._engine.clock()
+        for one in self._idle:
+            if now - one.progress_s > IDLE_MARGIN * network.idle_s:
+                network.close_session(one)
         self._idle = [one for one in self._idle if not one.is_closed]
         fitting = [one for one in self._idle if one.max_positions >= num_positions]
         if not fitting:
@@ -119,7 +126,7 @@ class ModelProposer:
     def close(self) -> None:
         """The generation is over."""
         self._done = None
-        self._model.release(self._sequence)
+        self._model.release(self._sequence, is_broken=self._is_broken)
 
     def _follow(self, tokens: Tokens, want: Want) -> None:
         """Bring the session to `tokens`; the last one's logits where they are wanted."""

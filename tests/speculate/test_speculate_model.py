@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kvrun.fleets import PROMPT, engine_on
 
+from aeonflow.messages import Close
 from host import Engine
 from host.errors import InvalidRequestError
 from host.speculate.model import DraftModel
@@ -79,6 +80,26 @@ async def test_turns_of_a_conversation_find_the_small_model_s_rows(model: ModelF
             assert drafts._idle == [kept]
             assert kept.length > held
             assert kept.epoch >= epoch
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_session_that_the_small_model_s_station_has_forgotten_is_not_used_for_ever(
+    is_known: bool, model: ModelFolder
+) -> None:
+    async with engine_on("layers:2", model, speculate=f"model:{model.path}") as engine:
+        drafts = eager(engine)
+        await answer(engine, PROMPT)
+        (kept,) = drafts._idle
+        network = drafts._engine.network
+        if is_known:
+            kept.progress_s -= network.idle_s
+        else:
+            for station in network.stations:
+                station.tell(Close(kept.session))
+        found = [await answer(engine, PROMPT) for _ in range(2)]
+        assert kept.is_closed
+        assert (found[0].speculation["drafted"] > 0) is is_known
+        assert found[1].speculation["drafted"] > 0
 
 
 async def test_a_cancelled_answer_leaves_the_small_model_free(model: ModelFolder) -> None:

@@ -58,7 +58,7 @@ def evaluate(
     """
     from .engine import prepare_engine
     from .loop import run_async
-    from .output import note, print_json
+    from .output import print_json, warn
 
     engine.check()
     if engine.speculate is not None:
@@ -71,6 +71,11 @@ def evaluate(
         cache = msgspec.structs.replace(cache, approximate=True)  # to measure it is no use of it
     if against_kernels is not None and (engine.fleet is not None or cache.o1 is not None):
         raise UsageError("--against-kernels is for a model of this machine, without --fleet and --o1")
+    if not cache.given() and against == "f32" and against_kernels in (None, engine.kernels or "fast"):
+        warn(
+            "no KV option was given: f32 is compared with itself, which shows the perplexity of the texts and no more; "
+            "--kv q8, --kv-max N, --window W or --o1 … say what to measure"
+        )
     open_engine = prepare_engine(engine, cache, context=context)
     beside = None
     if against_kernels is not None:
@@ -87,7 +92,7 @@ def evaluate(
         _show(found)
         if "proof" in about:
             verdict = "permitted without --approximate" if about["proof"]["wins"] else "refused without --approximate"
-            note(f"--o1 is {verdict} on this model: {about['proof']['says']} ({about['proof']['path']})")
+            print(f"--o1 is {verdict} on this model: {about['proof']['says']} ({about['proof']['path']})")
 
 
 async def _measure(
@@ -103,6 +108,7 @@ async def _measure(
     from host.kv_options import make_kv_options
     from host.overlay_proof import proofs_folder, save_proof
 
+    from .output import note
     from .progress import starting
 
     async with AsyncExitStack() as stack:
@@ -111,6 +117,7 @@ async def _measure(
             baseline = await stack.enter_async_context(open_baseline()) if open_baseline is not None else None
         ids = [engine.tokenize(text)[:tokens] for text in texts]
         windows = texts_to_windows(ids, context, engine.card.context_length)
+        note(f"{len(windows)} windows of {context} tokens, {sum(map(len, ids))} tokens of {len(texts)} texts")
         option, exact = engine.network.kv, make_kv_options(kv=against)
         setting, about = engine.setting, {"context": context, "tokens": [len(text) for text in ids]}
         exactness = setting.exactness
@@ -140,25 +147,30 @@ async def _measure(
 
 @contextlib.contextmanager
 def _progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr where it is a terminal."""
+    """A bar on stderr where it is a terminal, a line every few seconds elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from .progress import Ticker
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield Ticker(f"{what}, rows")
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(evaluations: list[Evaluation]) -> None:
-    """A table on stdout of all caches, and on stderr how the first compares with the exact one."""
-    from .output import note, print_table
+    """A table of all caches on stdout, and below it how the first compares with the exact one."""
+    from .output import print_table
 
     columns = ("kv", "ppl", "recall ppl", "KV bytes", "prefill tok/s", "decode tok/s")
     found = evaluations[0]
     print_table(columns, [_cells(found.exact), *(_cells(one.option) for one in evaluations)])
-    note(
+    print(
         f"PPL {_figure(found.delta_ppl_percent, '+.2f')} % · recall ×{_figure(found.recall, '.3f')} · "
         f"KL {_figure(found.kl, '.2g')} · same likeliest token {_figure(found.top1, '.4f')} · "
         f"logits off by {found.logits_rms:.3g} rms · "

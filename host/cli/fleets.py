@@ -38,11 +38,15 @@ def up(
     coalesce: Coalesce = None,
     link_delay_ms: LinkDelay = None,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
     report_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start a fleet and keep it, in the foreground until Ctrl-C, or detached."""
+    from .output import print_json
     from .supervise import FleetRequest, run_detached, run_foreground, run_reporting
 
+    if as_json and not detach:
+        raise UsageError("--json goes with --detach: a fleet in the foreground tells on stderr how it is")
     request = FleetRequest(
         name=name,
         plan=plan,
@@ -57,20 +61,26 @@ def up(
     if report_fd is not None:
         run_reporting(request, report_fd)
     elif detach:
-        run_detached(request)
+        found = run_detached(request)
+        if as_json:
+            print_json(found)
     else:
         run_foreground(request)
 
 
-def down(fleet: FleetName = None) -> None:
+def down(fleet: FleetName = None, as_json: AsJson = False) -> None:
     """Stop a fleet: its stations finish what they run, then leave."""
     from host.fleet.supervisor import stop_fleet
 
-    from .output import note
+    from .output import note, print_json
     from .target import choose_fleet, registry
 
     fleets = registry()
-    note(stop_fleet(fleets, choose_fleet(fleets, fleet)))
+    name = choose_fleet(fleets, fleet)
+    told = stop_fleet(fleets, name)
+    note(told)
+    if as_json:
+        print_json({"name": name, "down": True, "told": told})
 
 
 def status(
@@ -94,10 +104,11 @@ def logs(
     fleet: FleetName = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 200,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print what a station wrote to its log."""
-    from .logs import print_log
-    from .output import note
+    from .logs import last_lines, print_log
+    from .output import note, print_json
     from .target import choose_fleet, registry
 
     fleets = registry()
@@ -106,6 +117,11 @@ def logs(
     if "/" in station or not path.is_file():
         known = ", ".join(sorted(p.stem for p in fleets.directory(name).glob("*.log"))) or "none"
         raise UsageError(f"fleet {name} has no log of {station!r} (there: {known})")
+    if as_json:
+        if follow:
+            raise UsageError("--json is one object, --follow has no end: one of them")
+        print_json({"fleet": name, "station": station, "path": str(path), "lines": last_lines(path, lines)})
+        return
     if not path.stat().st_size:
         note(f"{station} has not written anything")
     print_log(path, lines=lines, follow=follow)

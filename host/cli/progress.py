@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
+from host.fleet.state import cache_root
 from host.result import Result
 
 from .cache import human_bytes
 from .output import note
 
 PATIENCE_S = 8.0  # ordinary starts take one to three seconds
+TICK_S = 5.0  # between lines of progress where nothing can be redrawn
 STILL_STARTING = "still starting"
 STILL_COMPILING = "still starting; kernels that are not compiled yet take a minute, once"
+COMPILED = "jit/*/*.o"  # below the cache folder: a file a kernel, written as soon as it is compiled
 
 
 @contextlib.contextmanager
 def starting(what: str, *, may_compile: bool) -> Iterator[None]:
     """A spinner on a terminal while the block runs; says how long it took, and why when that is long."""
     started = time.monotonic()
-    patience = threading.Timer(PATIENCE_S, note, (STILL_COMPILING if may_compile else STILL_STARTING,))
+    before = num_compiled() if may_compile else 0
+
+    def still() -> None:
+        note(STILL_COMPILING if may_compile and (not before or num_compiled() > before) else STILL_STARTING)
+
+    patience = threading.Timer(PATIENCE_S, still)
     patience.start()
     try:
         if sys.stderr.isatty():
@@ -35,6 +44,28 @@ def starting(what: str, *, may_compile: bool) -> Iterator[None]:
     finally:
         patience.cancel()
     note(f"{what} is ready after {time.monotonic() - started:.1f} s")
+
+
+def num_compiled() -> int:
+    """How many kernels lie compiled in the cache."""
+    return sum(1 for _ in cache_root(os.environ).glob(COMPILED))
+
+
+class Ticker:
+    """Counts of long work on stderr where it is no terminal: a line every few seconds, with what it will still take."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = self._told = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._told < TICK_S and done < total:
+            return
+        self._told = now
+        took_s = now - self._began
+        left = f", about {took_s * (total - done) / done:.0f} s more" if 0 < done < total else ""
+        note(f"{self._what}: {done:,} of {total:,} after {took_s:.0f} s{left}")
 
 
 def summary(result: Result) -> str:

@@ -68,14 +68,20 @@ def run_reporting(request: FleetRequest, report_fd: int) -> None:
             raise
 
 
-def run_detached(request: FleetRequest) -> None:
-    """Start the supervisor as a child of its own session, wait until the fleet is up, and leave it."""
+def run_detached(request: FleetRequest) -> dict[str, Any]:
+    """Start the supervisor as a child of its own session, wait until the fleet is up, and leave it.
+
+    Returns what `up --detach --json` prints: name, plan, model, stations, supervisor_pid.
+    """
+    from host.plan import make_plan
+
     from .target import registry
 
     fleets = registry()
     if fleets.is_alive(request.name):
         raise CommandFailedError(already_runs(request.name))
-    ready_model(request.model)  # here, where its progress is seen
+    model = ready_model(request.model)  # here, where its progress is seen
+    make_plan(request.plan, model.num_layers)  # a plan that cannot run needs no supervisor to say so
     directory = fleets.directory(request.name)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     read_end, write_end = os.pipe()
@@ -98,7 +104,13 @@ def run_detached(request: FleetRequest) -> None:
         raise
     if verdict.get("event") == "up":
         note(f"fleet {request.name} is up: {verdict['stations']} stations, supervisor pid {child.pid}")
-        return
+        return {
+            "name": request.name,
+            "plan": request.plan,
+            "model": model.name,
+            "stations": verdict["stations"],
+            "supervisor_pid": child.pid,
+        }
     child.wait()
     raise CommandFailedError(verdict.get("message") or f"the supervisor ended; see {directory / SUPERVISOR_LOG}")
 

@@ -59,8 +59,14 @@ def test_kernels_are_measured_beside_others(aeonflow: Run, text: Path) -> None:
 def test_without_json_there_is_a_row_for_each_cache(aeonflow: Run, text: Path) -> None:
     ended = aeonflow("eval", str(text), "--model", "tiny", "--context", "128", "--tokens", "130", "--kv", "q8")
     assert ended.code == 0, ended.err
-    assert [line.split()[0] for line in ended.out.splitlines()] == ["kv", "f32", "q8"]
-    assert "of the bytes" in ended.err
+    assert [line.split()[0] for line in ended.out.splitlines()[:3]] == ["kv", "f32", "q8"]
+    assert "of the bytes" in ended.out.splitlines()[3]
+    assert "beside f32, rows: 254 of 254" in ended.err  # on no terminal too one sees how far it is
+
+
+def test_without_an_option_it_says_that_f32_is_compared_with_itself(aeonflow: Run, text: Path) -> None:
+    ended = aeonflow("eval", str(text), "--model", "tiny", "--context", "128", "--tokens", "130")
+    assert (ended.code, "f32 is compared with itself" in ended.err) == (0, True)
 
 
 def test_o1_is_measured_beside_a_window_of_equal_bytes_and_the_report_decides(aeonflow: Run, text: Path) -> None:

@@ -69,6 +69,8 @@ def test_up_status_run_logs_and_down(aeonflow: Run, home: Path) -> None:
         assert (again.code, again.error) == (
             *(1, "error: fleet 'day' runs already; stop it with: aeonflow down --fleet day"),
         )
+        log = json.loads(aeonflow("logs", "supervisor", "--fleet", "day", "--lines", "1", "--json").out)
+        assert (log["station"], len(log["lines"])) == ("supervisor", 1)
         assert aeonflow("logs", "attn", "--fleet", "day") == Ended(0, "", "attn has not written anything\n")
         assert (
             "has no log of 'x' (there: attn, down, ends, gate_up, supervisor)"
@@ -77,10 +79,11 @@ def test_up_status_run_logs_and_down(aeonflow: Run, home: Path) -> None:
 
         wrong = aeonflow("run", "--fleet", urls, *options, AEONFLOW_TOKEN="wrong")
         assert wrong.code == 1
-        assert "401" in wrong.error
+        assert "401" in json.loads(wrong.out)["error"]["message"]
 
-        down = aeonflow("down", "--fleet", "day")
-        assert (down.code, down.err) == (0, "fleet day is down: 4 stations stopped\n")
+        down, told = aeonflow("down", "--fleet", "day", "--json"), "fleet day is down: 4 stations stopped"
+        assert (down.code, down.err) == (0, f"{told}\n")
+        assert json.loads(down.out) == {"name": "day", "down": True, "told": told}
         assert not (home / "fleets" / "day.json").exists()
         assert not (home / "fleets" / "day" / "token").exists()
 
@@ -127,7 +130,7 @@ def test_the_state_of_a_dead_supervisor_is_recognised_and_cleared(aeonflow: Run,
         assert down.code == 0
         assert "was not running (its supervisor had died)" in down.err
         assert all_gone(stations)
-        assert aeonflow("down", "--fleet", "s").code == 1
+        assert aeonflow("down", "--fleet", "s").code == 2
 
 
 def test_a_fleet_in_the_foreground_stops_at_ctrl_c(started: Start, aeonflow: Run, home: Path) -> None:

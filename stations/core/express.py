@@ -88,6 +88,7 @@ class Express:
         self._parts: dict[int, list[JoinedInput]] = {}  # by session
         self._lanes: dict[LaneKey, Lane | None] = {}  # None: has none
         self._messages = 0
+        self._is_full = False  # of lanes that are in use; not looked at again before the next request
 
     @property
     def lanes(self) -> list[Lane]:
@@ -141,8 +142,9 @@ class Express:
             self._count(known)
             if (parts := self._parts.get(job.session.id)) is not None:  # of such a lane none waits
                 parts[:] = [part for part in parts if part.lane is not known]
-        if len(self._lanes) >= MAX_LANES:
+        if len(self._lanes) >= MAX_LANES and not self._is_full:
             self._forget(lambda lane: lane.is_past)
+            self._is_full = len(self._lanes) >= MAX_LANES
         if len(self._lanes) < MAX_LANES:
             self._lanes[at] = self._make(job, preparer) if self._is_plain(job) else None
 
@@ -186,7 +188,7 @@ class Express:
         kept: dict[LaneKey, Lane | None] = {
             at: lane for at, lane in self._lanes.items() if lane is not None and not is_void(lane)
         }
-        self._lanes = kept
+        self._lanes, self._is_full = kept, False
         for inputs in (self._inputs, self._ids):
             for key in [key for key, one in inputs.items() if is_void(one.lane)]:
                 del inputs[key]

@@ -364,3 +364,23 @@ async def test_lanes_that_are_made_anew_take_the_place_of_the_old_ones(
                 lane.limit = 0  # as a row that took long leaves it
             held.append(sum(map(len, straight.shell.express._parts.values())))
         assert held == [0] + [2] * 11
+
+
+async def test_a_table_full_of_lanes_in_use_is_not_searched_for_every_row(
+    model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "INLINE_LIMIT_S", 60.0)
+    monkeypatch.setattr(express, "MAX_LANES", 2)
+    async with both_ways(model, 1) as (straight, _):
+        way, searches = straight.shell.express, []
+        forget = way._forget
+        monkeypatch.setattr(way, "_forget", lambda is_void: (searches.append(1), forget(is_void)))
+        for first in range(8):
+            for layer in range(3):
+                row = tensor(Port.N, np.full((1, model.card.hidden_size), 0.5, np.float32), first=first, layer=layer)
+                straight.neighbour.send(bands.GATE_UP, first, pack_tensors([row]))
+                await straight.settle()
+        assert len(way.lanes) == 2
+        assert len(searches) == 1
+        await straight.ask(Stats())
+        assert not way._is_full

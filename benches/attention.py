@@ -24,7 +24,7 @@ LAYERS = 30  # distinct caches, visited in turn: no row is still in a cache of t
 READ_BYTES = 256 << 20
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def all_heads(table, q, out, seen, scale, scratch):  # type: ignore[no-untyped-def]
     """Every KV head of one row in one compiled call, as a layer is computed."""
     head = DIM * 4

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import cbor2
 import msgspec
 
-from aeonflow.errors import RemoteProtocolError
+from aeonflow import bands
+from aeonflow.errors import DeadlineError, RemoteProtocolError
+from aeonflow.messages import GetCard
 
-from .plan import Geometry
+from .links import StationLink
+from .plan import Geometry, Plan
 from .text import TextModel
+
+BUNDLE_TIMEOUT_S = 30.0  # a large tokenizer over a slow link
 
 
 class HostCard(Geometry, frozen=True, kw_only=True):
@@ -37,3 +44,14 @@ def read_bundle(payload: bytes | bytearray | memoryview) -> ModelBundle:
     except (cbor2.CBORDecodeError, msgspec.ValidationError, KeyError, TypeError) as error:
         raise RemoteProtocolError(f"a model bundle of {len(payload)} bytes that cannot be read: {error}") from error
     return ModelBundle(card, text)
+
+
+async def fetch_bundle(plan: Plan, stations: Sequence[StationLink]) -> ModelBundle:
+    """Ask the first station that embeds. DeadlineError naming it, RemoteProtocolError, the station's own errors."""
+    station = stations[next(i for i, s in enumerate(plan.stations) if any(r.name == "embed" for r in s.roles))]
+    try:
+        async with asyncio.timeout(BUNDLE_TIMEOUT_S):
+            reply = await station.ask(GetCard(), bands.WEIGHTS)
+    except TimeoutError:
+        raise DeadlineError(f"station {station.name} sent no model card within {BUNDLE_TIMEOUT_S:g} s") from None
+    return read_bundle(reply.payload)

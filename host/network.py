@@ -19,17 +19,16 @@ from aeonflow.assembly import Message
 from aeonflow.errors import (
     AeonflowError,
     CancelledCallError,
-    DeadlineError,
     LinkClosedError,
     RemoteProtocolError,
     StationLostError,
 )
 from aeonflow.frames import IS_VENT
 from aeonflow.kv_options import Barrier, KvOptions
-from aeonflow.messages import Cancel, Close, GetCard, InstallRoute, Open, Opened, Resume, Resumed, Route, decode_vent
+from aeonflow.messages import Cancel, Close, InstallRoute, Open, Opened, Resume, Resumed, Route, decode_vent
 from aeonflow.trace import Recorder
 
-from .card import ModelBundle, read_bundle
+from .card import ModelBundle, fetch_bundle
 from .chain import ChainPassage
 from .deadline import overdue, who_is_behind
 from .errors import EngineClosedError
@@ -45,7 +44,6 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 DIAL_TIMEOUT_S = 10.0
-BUNDLE_TIMEOUT_S = 30.0  # a large tokenizer over a slow link
 MAX_DIALS_AT_ONCE = 16
 REDIAL_FIRST_S, REDIAL_CAP_S = 0.05, 2.0
 LOSS_NOTICE_S = 1.5  # a neighbour may report a lost station before our own link to it breaks, with less to tell
@@ -137,7 +135,7 @@ class Network:
             raise errors.exceptions[0] from None
         check_alike(self.stations)
         self._plan = make_plan(self.stations)
-        await self._fetch_bundle()
+        self._bundle = await fetch_bundle(self._plan, self.stations)
         self.seeding = decide(self._pair_x, self._plan, self.bundle.card, self._prefill_chunk)
         await self._install_route()
         self._check(self)
@@ -262,8 +260,7 @@ class Network:
             sequence.trace = trace
 
     async def _open_on(self, stations: Sequence[StationLink], sequence: TokenSequence) -> None:
-        cache = sequence.kv.to_wire()
-        opening = Open(sequence.session, self._route_id, sequence.max_positions, cache, self.idle_s)
+        opening = Open(sequence.session, self._route_id, sequence.max_positions, sequence.kv.to_wire(), self.idle_s)
         replies = await gather([(s, s.ask(opening)) for s in stations], CONTROL_TIMEOUT_S, "open")
         found = {Barrier(*pair) for reply in replies for pair in _expect(Opened, reply).barriers}
         sequence.barriers = tuple(sorted(found.union(sequence.barriers)))
@@ -364,17 +361,6 @@ class Network:
             self._passage = ChainPassage(route, self.stations, vocab_size)
         self.trouble = NOT_INSTALLED
         self._ready.set()
-
-    async def _fetch_bundle(self) -> None:
-        """The model's bundle, from the first station that embeds."""
-        index = next(i for i, s in enumerate(self.plan.stations) if any(r.name == "embed" for r in s.roles))
-        station = self.stations[index]
-        try:
-            async with asyncio.timeout(BUNDLE_TIMEOUT_S):
-                reply = await station.ask(GetCard(), bands.WEIGHTS)
-        except TimeoutError:
-            raise DeadlineError(f"station {station.name} sent no model card within {BUNDLE_TIMEOUT_S:g} s") from None
-        self._bundle = read_bundle(reply.payload)
 
     # Deadlines.
 

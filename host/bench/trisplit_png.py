@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,11 @@ class PlotsMissingError(HostError):
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot, drawing into files. PlotsMissingError names the extra that has it."""
+    """matplotlib.pyplot, drawing into files. PlotsMissingError says how to get it."""
     try:
         import matplotlib as mpl
     except ImportError:
-        raise PlotsMissingError("pictures need matplotlib: pip install 'aeonflow[plots]'") from None
+        raise PlotsMissingError(f"pictures need matplotlib: {sys.executable} -m pip install matplotlib") from None
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -49,9 +50,13 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
     lo_us, hi_us, layers = _close_by(boxes, end_us)
     close.set_xlim(lo_us, hi_us)
     close.set_title(layers, fontsize=10, loc="left")
-    close.set_xlabel("time since the token left the host, ms")
+    for axes in (whole, close):
+        axes.set_xlabel("time since the token left the host, ms", fontsize=9)
+        axes.set_ylabel("process", fontsize=9)
     shown = sorted({box.role for box in boxes} | {line.role for line in lines})
     handles = [plt.Line2D([], [], color=COLOURS[role], lw=4, label=ROLES[role]) for role in shown]
+    if any(item.kind for item in (*boxes, *lines)):
+        handles.append(plt.Line2D([], [], color="#6f6f6f", lw=1.5, ls="dotted", label="draft (boxes are hollow)"))
     whole.legend(
         handles=handles, ncols=len(handles), fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), frameon=False
     )

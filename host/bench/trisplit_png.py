@@ -55,7 +55,7 @@ def draw_timeline(timeline: Timeline, title: str, path: Path) -> None:
         axes.set_ylabel("process", fontsize=9)
     shown = sorted({box.role for box in boxes} | {line.role for line in lines})
     handles = [plt.Line2D([], [], color=COLOURS[role], lw=4, label=ROLES[role]) for role in shown]
-    if any(item.kind for item in (*boxes, *lines)):
+    if any(box.kind for box in boxes) or any(line.kind for line in lines):
         handles.append(plt.Line2D([], [], color="#6f6f6f", lw=1.5, ls="dotted", label="draft (boxes are hollow)"))
     whole.legend(
         handles=handles, ncols=len(handles), fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), frameon=False

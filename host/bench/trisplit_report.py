@@ -90,7 +90,7 @@ def report_of(run: Run, recording: Recording, *, num_layers: int, crossing_s: fl
         "overlap_save_s": quantiles_signed(overlap_saves(recording, decoded)),
         **_traffic(run, recording, decoded, num_decoded),
         **speculation,
-        "tokens_per_pass": round(formula.tokens_per_pass, 3),
+        "tokens_per_pass": round(num_decoded / num_passes, 3) if num_passes else 1.0,
         "formula": formula.to_json(token_s),
         "formula_ratio": round(token_s / formula.token_s, 4) if formula.token_s else None,
         "between": _between(recording, decoded, passes, wires, obtained_s),

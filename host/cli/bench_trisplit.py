@@ -108,7 +108,8 @@ def _run_cell(cell: Cell, model: str | None, limit_s: float | None, out: Path | 
     estimator = Estimator(card)
     limit = limit_s or estimator.limit_s(cell)
     note(
-        f"{cell.way} at {cell.link_delay_ms:g} ms: about {duration(estimator.cell_s(cell))}, at most {duration(limit)}"
+        f"{cell.way} at {cell.link_delay_ms:g} ms: at least {duration(estimator.cell_s(cell))}, more when busy; "
+        f"given up after {duration(limit)}"
     )
     with TokenProgress(cell.new_tokens) as progress:
         measuring = measure_cell(cell, model=name, prompt=prompt, limit_s=limit, on_token=progress.came)
@@ -133,7 +134,7 @@ def _run_coalesce(cell: Cell, model: str | None, limit_s: float | None, as_json:
     name, card = _model(model)
     estimate_s = Estimator(card).sessions_s(cell, SESSIONS, 2 * RUNS)
     limit = limit_s or 4 * estimate_s + 60
-    note(f"coalescing off and on, {cell.way}: about {duration(estimate_s)}, at most {duration(limit)}")
+    note(f"coalescing off and on, {cell.way}: at least {duration(estimate_s)}, given up after {duration(limit)}")
     try:
         found = run_async(bench_coalesce(cell, model=name, prompt=prompt, limit_s=limit))
     except TimeoutError:
@@ -171,7 +172,7 @@ def _run_grid(
     if limit_s is not None:
         planned = tuple(msgspec.structs.replace(one, limit_s=limit_s) for one in planned)
     whole_s = sum(one.estimate_s for one in planned)
-    note(f"cells: {len(planned)}, of {len(ways)} ways; about {duration(whole_s)} together")
+    note(f"cells: {len(planned)}, of {len(ways)} ways; at least {duration(whole_s)} together")
     outcomes: list[Outcome] = []
     solo: list[dict[str, Any]] = []
 
@@ -196,10 +197,10 @@ def _run_grid(
             if out is not None:
                 _tell(*write_grid(outcomes, report, out))
     if report["failed"]:
-        raise CommandFailedError(f"{len(report['failed'])} of {len(planned)} cells failed")
+        raise CommandFailedError(f"{len(report['failed'])} of {len(planned)} cells failed", has_printed=True)
     if not report["tokens_agree"]:
         raise CommandFailedError(
-            "answers to the same prompt differ, or from plan solo: the JSON object has the token ids"
+            "answers to the same prompt differ, or from plan solo: the JSON object has the token ids", has_printed=True
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .output import print_table
@@ -12,12 +13,13 @@ ROLE_ORDER = ("embed", "attn", "gate_up", "down", "ffn", "block", "head", "host"
 def show_cell(report: dict[str, Any]) -> None:
     """A summary and a table of hops."""
     rate = f"{report['tok_s']:.2f} tok/s" if report["tok_s"] else "one token"
-    print(
-        f"{report['way']} of {report['model']} at {report['link_delay_ms']:g} ms a link "
-        f"({_ms(report['obtained_delay_s'])} obtained): {_ms(report['token_s'])} a token, {rate}"
-    )
+    delay = f" at {report['link_delay_ms']:g} ms a link ({_ms(report['obtained_delay_s'])} obtained)"
+    where = delay if report["hops_per_token"] or report["link_delay_ms"] else ", one process without links"
+    print(f"{report['way']} of {report['model']}{where}: {_ms(report['token_s'])} a token, {rate}")
     formula = report["formula"]
-    parts = f"{formula['hops']} hops x {_ms(formula['hop_s'])} + computes {_ms(formula['compute_s'])}"
+    parts = f"computes {_ms(formula['compute_s'])}"
+    if formula["hops"]:
+        parts = f"{formula['hops']} hops x {_ms(formula['hop_s'])} + {parts}"
     if formula["joins_s"]:
         parts += f" + joins {_ms(formula['joins_s'])}"
     if formula["tokens_per_pass"] != 1:
@@ -29,16 +31,39 @@ def show_cell(report: dict[str, Any]) -> None:
         print(f"above it: {_ms(formula['above_s'])} a token, {1e6 * formula['above_per_hop_s']:.0f} µs a hop")
     between = ", ".join(f"{name[:-2]} {1e6 * value:.0f} µs" for name, value in report["between"].items())
     print(f"beside delay and compute, medians: {between}".replace("_", " "))
-    print(f"wire floor (best hop of each role): {_ms(report['wire_floor_s'])}; measured / floor {_x(report)}")
+    print(f"floor (best hop of each role): {_ms(report['wire_floor_s'])}; measured / floor {_x(report)}")
     print(
         f"frames a message {report['frames_per_message']} (prefill {report['prefill_frames_per_message']}) · "
-        f"{report['frames_per_token']} frames, {report['bytes_per_token']} bytes a token · "
-        f"tokens a pass {report['tokens_per_pass']} · acceptance {report['acceptance']}"
+        f"{report['frames_per_token']} frames, {report['bytes_per_token']} bytes a token"
     )
-    if report["pair_x"]:
-        print("pair_x: " + ", ".join(f"{name} {value}" for name, value in report["pair_x"].items()))
+    _show_guesses(report)
     print()
     print_table(("hop to", "p50 ms", "p95 ms", "best ms", "compute p50", "queue p50", "count"), _hop_rows(report))
+
+
+def _show_guesses(report: dict[str, Any]) -> None:
+    """What was drafted and how much of it was right, and which layers took seeds; nothing of what is off."""
+    counts, seeds = report["speculation"], report["pair_x"]
+    if not counts.get("drafted"):
+        counts = seeds
+    if counts.get("drafted"):
+        print(
+            f"guesses: {counts['accepted']} of {counts['drafted']} right; {report['tokens'] - 1} tokens in "
+            f"{report['passes']} passes, {report['tokens_per_pass']:.2f} a pass, those after wrong guesses included"
+        )
+    if seeds.get("mode", "off") != "off":
+        print(f"pair_x {seeds['mode']}: layers {spans(seeds['layers'])} take seeds, {seeds['seeded']} rows had some")
+
+
+def spans(layers: Sequence[int]) -> str:
+    """`2, 5-9` of layers in rising order."""
+    found: list[list[int]] = []
+    for layer in layers:
+        if found and layer == found[-1][1] + 1:
+            found[-1][1] = layer
+        else:
+            found.append([layer, layer])
+    return ", ".join(str(lo) if lo == hi else f"{lo}-{hi}" for lo, hi in found) or "none"
 
 
 def show_grid(report: dict[str, Any]) -> None:
@@ -84,7 +109,8 @@ def _hop_rows(report: dict[str, Any]) -> list[list[str]]:
     for role in (*ROLE_ORDER, "all", "wire"):
         hop = report["hop_s"].get(role)
         if hop:
-            name = {"all": "all hops", "wire": "a message on the wire"}.get(role, role)
+            way = "on the wire" if report["hops_per_token"] else "in memory"
+            name = {"all": "all hops", "wire": f"a message {way}"}.get(role, role)
             rows.append([name, *_quantiles(hop), *_inner(hop, "compute"), *_inner(hop, "queue"), str(hop["count"])])
     others = (
         ("a layer", "layer_s"), ("embed, head, host", "ends_s"), ("a pass", "pass_s"), ("a draft", "draft_s"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from host.cli.bench_trisplit import duration
-from host.cli.bench_trisplit_table import show_grid
+from host.cli.bench_trisplit_table import show_cell, show_grid
 from host.cli.failure import run_app
 
 
@@ -42,8 +43,16 @@ def test_a_cell_is_one_json_object_after_its_estimate(tiny_model: Path, capsys: 
     found = json.loads(told.out)
     assert found["plan"] == "layers:2"
     assert len(found["token_ids"]) == 3
+    show_cell(found)
+    shown = capsys.readouterr().out
+    assert "3 hops x" in shown
+    assert not re.search(r"None|\[|\{|guesses|pair_x", shown)  # nothing of what is off, no bare values
+    show_cell(found | {"pair_x": {"mode": "draft", "layers": [2, 3, 4, 7], "seeded": 9, "drafted": 9, "accepted": 8}})
+    shown = capsys.readouterr().out
+    assert "guesses: 8 of 9 right; 2 tokens in 2 passes" in shown
+    assert "pair_x draft: layers 2-4, 7 take seeds" in shown
     assert found["layer_s"] is None
-    assert "at most" in told.err
+    assert "given up after" in told.err
 
 
 def test_the_grid_is_shown_by_way_and_delay_with_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:

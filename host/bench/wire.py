@@ -9,9 +9,10 @@ from typing import Any
 
 from aeonflow import Flags, FlowSendBatcher, Frame, FrameDecoder, Link, Message, connect
 from aeonflow.bands import ATTN, TRACES
+from aeonflow.errors import AeonflowError
 from aeonflow.frames import pack_header
 
-from .echo import LIBRARIES, echo_process, hello, link_round_trips, usable
+from .echo import LIBRARIES, START_TIMEOUT_S, echo_process, hello, link_round_trips, usable
 from .measure import machine, spread
 
 PAYLOADS = (64, 2352, 14_336)  # a small control message; a row of 576 with its prefix; a row of 3,584
@@ -28,20 +29,40 @@ async def bench_wire(
     runs: int = 5,
     run_s: float = RUN_S,
     link_delay_ms: float | None = None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
     """Frames a second: packed and decoded in memory, then received by another process over each library.
 
-    `run_s`: about how long one run takes; `link_delay_ms`: also measure the delay a link obtains for it.
+    `run_s`: about how long one run takes; `link_delay_ms`: also measure the delay a link obtains for it; `progress` is
+    told what begins. What reaches a limit is in `failed`, with its limit, beside all that was measured.
     """
     libraries = usable(libraries)
+    progress(f"codec, frames of {', '.join(map(str, payloads))} bytes")
     codec = {str(size): _codec(size, runs, run_s) for size in payloads}
-    batcher: dict[str, Any] = {}
+    batcher: dict[str, Any] = {library: {} for library in libraries}
+    delays: dict[str, Any] = {}
+    failed: list[str] = []
     for library in libraries:
-        batcher[library] = {str(size): await _batcher(library, size, runs, run_s) for size in payloads}
+        for size in payloads:
+            progress(f"{library}, frames of {size} bytes")
+            try:
+                batcher[library][str(size)] = await _batcher(library, size, runs, run_s)
+            except (TimeoutError, AeonflowError) as error:
+                failed.append(f"{library}, frames of {size} bytes: {_why(error)}")
+        if link_delay_ms is not None:
+            try:
+                delays[library] = await _delay(library, link_delay_ms / 1000)
+            except (TimeoutError, AeonflowError) as error:
+                failed.append(f"{library}, a link with {link_delay_ms:g} ms of delay: {_why(error)}")
     result: dict[str, Any] = {"bench": "wire", "machine": machine(), "codec": codec, "batcher": batcher}
     if link_delay_ms is not None:
-        result["link_delay"] = {name: await _delay(name, link_delay_ms / 1000) for name in libraries}
-    return result
+        result["link_delay"] = delays
+    return result | {"failed": failed}
+
+
+def _why(error: Exception) -> str:
+    """Waits that reach a limit without words of their own are starts and ends of the other process."""
+    return str(error) or f"the other process has not started, answered or ended within {START_TIMEOUT_S:g} s"
 
 
 def _codec(size: int, runs: int, run_s: float) -> dict[str, Any]:
@@ -139,8 +160,11 @@ async def _send_counted(link: Link, size: int, count: int) -> float:
         if index % BURST == 0:
             await asyncio.sleep(0)  # the end of a turn of the loop
             await link.drain(RUN_TIMEOUT_S)
-    async with asyncio.timeout(RUN_TIMEOUT_S):
-        return float(await done) - start
+    try:
+        async with asyncio.timeout(RUN_TIMEOUT_S):
+            return float(await done) - start
+    except TimeoutError:
+        raise TimeoutError(f"{count} frames in a row have not all come within {RUN_TIMEOUT_S:g} s") from None
 
 
 async def _delay(library: str, delay_s: float) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""`aeonflow bench wire|hop|decode|trisplit`: each prints one JSON object; methods are in `benches/METHOD.md`."""
+"""`aeonflow bench wire|hop|decode|pairz|trisplit|gate`: tables, or with `--json` one object; `benches/METHOD.md`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
@@ -10,11 +9,15 @@ import typer
 
 from .bench_gate import gate
 from .bench_trisplit import trisplit
-from .failure import UsageError
+from .failure import CommandFailedError, UsageError
 from .groups import check_speculate
 from .options import MAX_DELAY_MS, Kernels, KvMode, Model, Route, SocketLibrary, Speculate, Transport
+from .output import note, print_json
 
-app = typer.Typer(help="Measure the wire, a hop, or decoding.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure the wire, a hop, decoding, a fleet's hops one by one, what gates ask, early logits.",
+    no_args_is_help=True,
+)
 app.command()(trisplit)
 app.command()(gate)
 
@@ -41,7 +44,11 @@ def wire(
     """Frames a second packed and decoded, and through a socket with coalescing off and on."""
     from host.bench import bench_wire
 
-    _measure(bench_wire(runs=runs, link_delay_ms=link_delay_ms, libraries=_libraries(transport)), as_json=as_json)
+    from .bench_words import show_wire
+
+    libraries, progress = _libraries(transport), _silent if as_json else note
+    measuring = bench_wire(runs=runs, link_delay_ms=link_delay_ms, libraries=libraries, progress=progress)
+    _measure(measuring, as_json=as_json, show=show_wire)
 
 
 @app.command()
@@ -63,9 +70,12 @@ def hop(
     """A hop of a chain beside half a bare echo of the same bytes over the same library."""
     from host.bench import bench_hop
 
+    from .bench_words import show_hop
+
     _measure(
         bench_hop(runs=runs, kernels=kernels, libraries=_libraries(transport), link_delay_ms=link_delay_ms),
         as_json=as_json,
+        show=show_hop,
     )
 
 
@@ -124,9 +134,11 @@ def pairz(
     """How often early logits are right after each layer, and what they would gain beside prompt lookup."""
     from host.bench.pairz import bench_pairz
 
+    from .bench_words import show_pairz
     from .model import ready_model
 
-    _measure(bench_pairz(model=ready_model(model).name, prompts=prompts, new_tokens=new_tokens), as_json=as_json)
+    measuring = bench_pairz(model=ready_model(model).name, prompts=prompts, new_tokens=new_tokens)
+    _measure(measuring, as_json=as_json, show=show_pairz)
 
 
 def _libraries(chosen: str | None) -> tuple[str, ...]:
@@ -135,17 +147,20 @@ def _libraries(chosen: str | None) -> tuple[str, ...]:
     return LIBRARIES if chosen is None else (chosen,)
 
 
+def _silent(what: str) -> None:
+    """With `--json` nothing is told on the way."""
+
+
 def _measure(
-    bench: Coroutine[Any, Any, dict[str, Any]],
-    *,
-    as_json: bool,
-    show: Callable[[dict[str, Any]], None] | None = None,
+    bench: Coroutine[Any, Any, dict[str, Any]], *, as_json: bool, show: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Print what was measured: one line of JSON, or as `show` does, or indented."""
+    """Print what was measured, as one line of JSON or as `show` does. CommandFailedError for what was not."""
     from .loop import run_async
 
     found = run_async(bench)
-    if show is not None and not as_json:
-        show(found)
+    if as_json:
+        print_json(found)
     else:
-        print(json.dumps(found, indent=None if as_json else 2, ensure_ascii=False))
+        show(found)
+    if failed := found.get("failed"):
+        raise CommandFailedError(f"not measured: {'; '.join(failed)}", has_printed=True)

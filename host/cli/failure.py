@@ -125,6 +125,8 @@ def _message(exc: BaseException) -> str:
     if isinstance(exc, OSError) and exc.strerror:
         where = f": {exc.filename}" if exc.filename else ""
         return f"{exc.strerror}{where}"
+    if isinstance(exc, TimeoutError):
+        return f"a wait reached its limit: {text} (AEONFLOW_DEBUG=1 shows where)"
     name = type(exc).__name__
     return text if text == name else f"{name}: {text} (a bug; AEONFLOW_DEBUG=1 shows where)"
 

@@ -9,6 +9,8 @@ import typer
 from .children import run_verb
 from .options import AsJson
 
+GENERATED_SOURCE, GENERATED_NAME = "generated", "synthetic"  # of models that benches make: nobody named them
+
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name in the cache.")]
@@ -23,6 +25,8 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
     from .output import note, print_json, print_table
 
     found = run_verb("models", [])["models"]
+    for m in found:
+        m["generated"] = m["source"].startswith(GENERATED_SOURCE) and m["name"].startswith(GENERATED_NAME)
     if as_json:
         print_json(found)
     elif not found:
@@ -37,8 +41,12 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
                 m["source"],
             )
             for m in found
+            if not m["generated"]
         ]
         print_table(("model", "size", "files", "fingerprint", "source"), rows)
+        if made := [m for m in found if m["generated"]]:
+            size = human_bytes(sum(m["bytes"] for m in made))
+            note(f"and {size} generated for measurements, made anew when needed: {', '.join(m['name'] for m in made)}")
 
 
 @app.command("rm")

@@ -31,7 +31,10 @@ class Text(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str]) -> int:
-    """The result: `rows`, and in `agreement` the share whose likeliest token after each layer is the final one."""
+    """The result: `rows`, and in `agreement` the share whose likeliest token after each layer is the final one.
+
+    `agreed`: for each text how many of its rows these are, by layer.
+    """
     parser = EventParser(prog="early", description=__doc__)
     parser.add_argument("model", help="name in the cache, path of a model folder, or synthetic:…")
     arguments = parser.parse_args(argv)
@@ -50,13 +53,19 @@ def _early(model: str, texts: bytes) -> dict[str, Any]:
     found = _read(texts, card)
     backend = make_backend("fast", folder, all_roles(card.num_layers))
     progress = ProgressLines()
-    hits, rows = [0] * card.num_layers, 0
+    agreed: list[list[int]] = []
     for index, text in enumerate(found):
-        agreed = early_agreement(backend, card, text)
-        hits = [a + b for a, b in zip(hits, agreed, strict=True)]
-        rows += len(text.answer)
+        agreed.append(early_agreement(backend, card, text))
         progress("texts", index + 1, len(found))
-    return {"model": card.name, "num_layers": card.num_layers, "rows": rows, "agreement": [n / rows for n in hits]}
+    rows = sum(len(text.answer) for text in found)
+    agreement = [sum(of_layer) / rows for of_layer in zip(*agreed, strict=True)]
+    return {
+        "model": card.name,
+        "num_layers": card.num_layers,
+        "rows": rows,
+        "agreement": agreement,
+        "agreed": agreed,
+    }
 
 
 def _read(texts: bytes, card: ModelCard) -> list[Text]:

@@ -12,6 +12,7 @@ from host.bench import bench_decode, bench_hop, bench_wire
 from host.bench.decode import Way
 from host.bench.measure import machine, spread
 from host.bench.side_by_side import Child, compare
+from host.cli.bench_words import show_hop, show_wire
 
 
 def test_a_spread_has_median_and_quantiles_of_its_values() -> None:
@@ -25,7 +26,7 @@ def test_the_machine_is_named() -> None:
     assert found["python"].startswith("3.")
 
 
-async def test_wire_reports_rates_and_how_many_frames_shared_a_message() -> None:
+async def test_wire_reports_rates_and_how_many_frames_shared_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     result = await bench_wire(payloads=(64,), libraries=("websockets",), runs=1, run_s=0.002, link_delay_ms=1.0)
     codec, batcher = result["codec"]["64"], result["batcher"]["websockets"]["64"]
     assert codec.keys() == {"pack_frames_s", "header_frames_s", "decode_frames_s", "batch_frames_s"}
@@ -33,7 +34,19 @@ async def test_wire_reports_rates_and_how_many_frames_shared_a_message() -> None
     assert batcher["off_frames_s"]["median"] > 0
     assert 8 < batcher["frames_per_message"] <= 16
     assert result["link_delay"]["websockets"]["obtained_ms"] >= 1.0
+    assert result["failed"] == []
     json.dumps(result)
+    show_wire(result)
+    assert capsys.readouterr().out.count("websockets") == 2
+
+
+async def test_wire_names_what_reached_its_limit_and_keeps_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("host.bench.wire.RUN_TIMEOUT_S", 0.0001)
+    result = await bench_wire(payloads=(64,), libraries=("websockets",), runs=1, run_s=0.002)
+    assert result["codec"]["64"]["pack_frames_s"]["median"] > 0
+    (failed,) = result["failed"]
+    assert failed.startswith("websockets, frames of 64 bytes: ")
+    assert "0.0001 s" in failed
 
 
 async def test_hop_over_delayed_links_holds_a_token_against_the_delays_it_obtained(tiny_model: Path) -> None:
@@ -50,13 +63,17 @@ async def test_hop_over_delayed_links_holds_a_token_against_the_delays_it_obtain
 
 
 @pytest.mark.parametrize("library", ["websockets", pytest.param("picows", marks=pytest.mark.slow)])
-async def test_hop_measures_an_echo_a_link_and_a_chain_over_the_same_library(tiny_model: Path, library: str) -> None:
+async def test_hop_measures_an_echo_a_link_and_a_chain_over_the_same_library(
+    tiny_model: Path, library: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = await bench_hop(libraries=(library,), runs=1, model=str(tiny_model), kernels="reference")
     measured = result["libraries"][library]
     assert measured["hops_per_token"] == 15
     assert measured["half_echo_us"]["median"] > 0
     assert measured["link_hop_us"]["median"] > 0
     json.dumps(result)
+    show_hop(result)
+    assert capsys.readouterr().out.splitlines()[-1].startswith(library)
 
 
 async def test_decode_visits_every_way_and_compares_their_hashes(tiny_model: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from aeonflow.errors import AeonflowError
 from aeonflow.kv_options import KvOptions
-from host.bench.pairz import lookup_tokens_per_pass, tap_gains
+from host.bench.pairz import MIN_ROWS, lead_over_lookup, lookup_tokens_per_pass, tap_gains, verdict
 from host.launch import run_verb
 from host.plan import effect_of
 from stations.core.kv_layout import KvLayout
@@ -41,6 +41,7 @@ async def test_the_agreement_of_each_layer_is_that_of_whole_rows_computed_one_by
     expected = [sum(row[layer] == row[-1] for row in looked_at) / len(ANSWER) for layer in range(card.num_layers)]
     assert found["rows"] == len(ANSWER)
     assert found["agreement"] == expected
+    assert found["agreed"] == [[round(share * len(ANSWER)) for share in expected]]
     assert expected[-1] == 1.0
     assert min(expected) < 1.0
 
@@ -63,6 +64,17 @@ def test_lookup_is_counted_pass_by_pass() -> None:
     looping = [([1, 2, 3], [4, 1, 2, 3, 4, 1, 2, 3, 4])]
     assert lookup_tokens_per_pass(looping, 8) == 8 / 3  # 1 and 2 without a match, then all that is left
     assert lookup_tokens_per_pass(looping, 2) == 8 / 4
+
+
+def test_a_lead_over_lookup_has_an_error_and_few_rows_tell_nothing() -> None:
+    texts = [([1, 2], [9, 8, 7, 6]), ([3, 4], [5, 11, 12, 13])]  # nothing repeats: lookup gives a token a pass
+    lead, error = lead_over_lookup([[2, 4], [2, 4]], texts)
+    assert (lead, error) == (pytest.approx(1 / 0.75 - 1), 0.0)
+    _, error = lead_over_lookup([[0, 4], [4, 4]], texts)
+    assert error == pytest.approx(0.5)  # without one text the gain is 1, without the other 2
+    assert verdict(0.3, 0.1, MIN_ROWS) is True
+    assert verdict(-0.3, 0.1, MIN_ROWS) is False
+    assert verdict(0.3, 0.2, MIN_ROWS) is verdict(0.3, 0.1, MIN_ROWS - 1) is None
 
 
 def test_pairz_is_refused_for_what_was_measured() -> None:

@@ -9,15 +9,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from .output import note
+from .progress import Ticker
 
 if TYPE_CHECKING:
     from host.bench.grid import Outcome, Planned
 
 
 class TokenProgress:
-    """A bar of tokens, where stderr is a terminal."""
+    """A bar of tokens where stderr is a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._ticker = Ticker("tokens")
         self._bar = _bar() if sys.stderr.isatty() else None
         self._task = self._bar.add_task("starting stations", total=num_tokens) if self._bar is not None else None
 
@@ -33,6 +36,8 @@ class TokenProgress:
     def came(self, count: int) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=count, description="tokens")
+        else:
+            self._ticker(count, self._num_tokens)
 
 
 class GridProgress:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from host.fleet.state import cache_root
 from host.result import Result
@@ -54,18 +54,25 @@ def num_compiled() -> int:
 class Ticker:
     """Counts of long work on stderr where it is no terminal: a line every few seconds, with what it will still take."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(
+        self,
+        what: str,
+        amount: Callable[[int, int], str] = lambda done, total: f"{done:,} of {total:,}",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._what = what
-        self._began = self._told = time.monotonic()
+        self._amount = amount
+        self._clock = clock
+        self._began = self._told = clock()
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._told < TICK_S and done < total:
+        now = self._clock()
+        if now - self._told < TICK_S:
             return
         self._told = now
         took_s = now - self._began
         left = f", about {took_s * (total - done) / done:.0f} s more" if 0 < done < total else ""
-        note(f"{self._what}: {done:,} of {total:,} after {took_s:.0f} s{left}")
+        note(f"{self._what}: {self._amount(done, total)} after {took_s:.0f} s{left}")
 
 
 def summary(result: Result) -> str:

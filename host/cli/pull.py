@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from .cache import DEFAULT_MODEL, human_bytes, is_cached
 from .children import run_verb
 from .options import AsJson
 from .output import note, print_json
+from .progress import Ticker
 
 
 def pull(
@@ -51,7 +53,7 @@ def pull_default_if_missing(model: str) -> None:
 
 
 class StageBar:
-    """A progress bar over stages on a terminal; one line a stage elsewhere."""
+    """A progress bar over stages on a terminal; elsewhere a line a stage, and every few seconds how far it is."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -59,6 +61,7 @@ class StageBar:
         self._console = Console(stderr=True)
         self._stage = ""
         self._task: Any = None
+        self._ticker: Ticker | None = None
         self._progress: Any = None
         self._context: AbstractContextManager[Any] = nullcontext()
         if self._console.is_terminal:
@@ -84,17 +87,21 @@ class StageBar:
         stage, done, total = str(event.get("stage", "")), event.get("done") or 0, event.get("total") or 0
         is_new = stage != self._stage
         self._stage = stage
+        unit = str(event.get("unit", ""))
         if self._progress is None:
             if is_new:
                 note(stage)
+                self._ticker = Ticker(stage, partial(_amount, unit=unit))
+            elif self._ticker is not None:
+                self._ticker(done, total)
             return
-        amount = _amount(done, total, str(event.get("unit", "")))
+        amount = _amount(done, total, unit=unit)
         if is_new:
             self._task = self._progress.add_task(stage, total=total or None, amount=amount)
         self._progress.update(self._task, completed=done, total=total or None, amount=amount)
 
 
-def _amount(done: float, total: float, unit: str) -> str:
+def _amount(done: float, total: float, *, unit: str) -> str:
     if unit in ("B", "bytes"):
         return f"{human_bytes(done)} of {human_bytes(total)}" if total else human_bytes(done)
     return f"{done:g} of {total:g} {unit}".strip() if total else f"{done:g} {unit}".strip()

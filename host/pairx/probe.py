@@ -6,7 +6,7 @@ report is kept below AEONFLOW_HOME, bound to the model's fingerprint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
@@ -39,16 +39,27 @@ def shipped_texts() -> list[str]:
     return [path.read_text("utf-8") for path in sorted(folder.iterdir(), key=lambda path: path.name)]
 
 
-async def gather_material(model: str, texts: Sequence[str], *, tokens: int, new_tokens: int) -> Material:
-    """The first `tokens` of each text, and `new_tokens` answered greedily to each shipped prompt."""
+async def gather_material(
+    model: str,
+    texts: Sequence[str],
+    *,
+    tokens: int,
+    new_tokens: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Material:
+    """The first `tokens` of each text, and `new_tokens` answered greedily to each shipped prompt.
+
+    `progress`: answers so far, of how many.
+    """
+    prompts = [prompt for name in PROMPT_SETS for prompt in load_prompts(name).texts[:PROMPTS_A_SET]]
     async with Engine.launch(model=model) as engine:
         limit = min(tokens, engine.card.context_length)
         ids = [engine.tokenize(text)[:limit] for text in texts]
         answers = []
-        for name in PROMPT_SETS:
-            for prompt in load_prompts(name).texts[:PROMPTS_A_SET]:
-                found = await engine.generate(prompt, max_tokens=new_tokens).collect()
-                answers.append({"prompt": list(found.prompt_ids), "answer": list(found.token_ids)})
+        for prompt in prompts:
+            found = await engine.generate(prompt, max_tokens=new_tokens).collect()
+            answers.append({"prompt": list(found.prompt_ids), "answer": list(found.token_ids)})
+            progress(len(answers), len(prompts))
     if short := [len(one) for one in ids if len(one) < 2]:
         raise HostError(f"a text of {short[0]} tokens: at least 2 are needed")
     return Material(ids, answers)

@@ -80,7 +80,7 @@ class _Steps:
 
     def __call__(self) -> None:
         self._done += 1
-        self._progress("layers", self._done, self._total)
+        self._progress("seeded passes", self._done, self._total)
 
 
 def _measure(

@@ -18,7 +18,11 @@ from aeonflow.errors import AeonflowError
 
 from ..errors import StationsError
 
-UNITS = {"compile": "kernels", "layers": "layers"}  # of done and total, by stage; bytes elsewhere
+UNITS = {
+    "compile": "kernels",
+    "seeded passes": "passes",
+    "texts": "texts",
+}  # of done and total, by stage; bytes elsewhere
 PROGRESS_STEPS = 200  # lines a stage at most; more would cost more than they show
 
 

@@ -1,10 +1,11 @@
-"""The one line at the end of an answer."""
+"""What is told on stderr on the way, and the one line at the end of an answer."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from host.cli.progress import summary
+from host.cli.progress import Ticker, summary
 from host.result import Exactness, Result, Timings, Usage
 
 RESULT = Result(
@@ -43,3 +44,14 @@ def test_guesses_are_told_where_there_were_any() -> None:
 
 def test_a_logits_hash_that_was_asked_for_is_told() -> None:
     assert summary(msgspec.structs.replace(RESULT, logits_hash="ab12")).endswith(" · logits ab12")
+
+
+def test_long_work_is_told_every_few_seconds_with_what_it_will_still_take(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 1.0, 6.0, 7.0, 20.0])
+    tick = Ticker("rows", clock=lambda: next(times))
+    for done in (1, 25, 30, 100):
+        tick(done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        "rows: 25 of 100 after 6 s, about 18 s more",
+        "rows: 100 of 100 after 20 s",
+    ]

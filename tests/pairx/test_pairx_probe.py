@@ -96,7 +96,7 @@ def test_the_report_ranks_every_layer_but_the_first_by_its_divergence(model: Mod
     assert [one["layers"] for one in found["sets"]] == [sorted(found["ranking"][:2]), [1, 2, 3]]
     assert all(one["max_abs"] > 1e-4 and 0 <= one["alpha"] <= 1 for one in found["layers"])
     assert found["num_tokens"] == len(IDS) - 1
-    assert steps[-1] == ("layers", len(steps), len(steps))
+    assert steps[-1] == ("seeded passes", len(steps), len(steps))
 
 
 def test_the_texts_of_the_verb_are_read_as_the_host_writes_them() -> None:

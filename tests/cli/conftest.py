@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import signal
@@ -29,11 +30,12 @@ class Ended(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The error line, after checking that it is the only one and no traceback."""
+        """The error line, after checking that it is the only one, nothing else is on stdout, and no traceback."""
         lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, self.err
         assert "Traceback" not in self.err
-        assert self.out == "", self.out
+        told = f"error: {json.loads(self.out)['error']['message']}" if self.out else lines[0]  # with --json
+        assert told == lines[0]
         return lines[0]
 
 

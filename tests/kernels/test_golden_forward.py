@@ -58,6 +58,7 @@ for kernels in sys.argv[3:]:
 """
 
 
+@pytest.mark.slow  # compiles every kernel for another target: half a minute
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="features named here are x86's")
 def test_the_golden_answer_has_the_same_logits_hash_without_avx512(smollm2: Path) -> None:
     settings = settings_without("avx512", current_target(os.environ))

@@ -72,6 +72,11 @@ class ModelFolder:
         """True when this file of the manifest is here."""
         return self._size(entry) is not None
 
+    @property
+    def present_bytes(self) -> int:
+        """Of all weight files that are here: what the stations on this machine may hold together."""
+        return sum(entry.bytes for entry in self.manifest.files if self.holds(entry))
+
     def missing(self, spans: Iterable[RoleSpan]) -> tuple[FileEntry, ...]:
         """The files that the roles need and this folder does not have, in execution order."""
         return tuple(f for f in self.manifest.files_for(spans) if not self.holds(f))

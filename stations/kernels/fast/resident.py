@@ -32,7 +32,10 @@ _SHARE = 0.5  # of the memory that is available, at most
 
 @runtime_checkable
 class MappedWeights(Weights, Protocol):
-    """Weights that lie in files."""
+    """Weights that lie in files; `present_bytes` of all that are on this machine."""
+
+    @property
+    def present_bytes(self) -> int: ...
 
     def release(self, role: str, layer: int) -> None:
         """Unmap the file of a role and layer once nothing views it; it is mapped again when it is asked for."""
@@ -89,13 +92,16 @@ class ResidentWeights:
 
 
 def resident(weights: Weights, roles: Iterable[RoleSpan]) -> Weights:
-    """`weights`, to be copied as they are asked for if they lie in files and there is room; else as they are."""
-    spans = list(roles)
+    """`weights`, to be copied as they are asked for if they lie in files and there is room; else as they are.
+
+    Room is asked for all of the model that is on this machine: its other parts are other stations', which may be
+    starting just now and find the same memory available.
+    """
     if not isinstance(weights, MappedWeights):
         return weights
-    needed = sum(_matrix_bytes(weights, role, layer) for role, layer in layer_roles(spans))
     available = available_bytes()
-    return ResidentWeights(weights, spans) if available is not None and needed <= _SHARE * available else weights
+    has_room = available is not None and weights.present_bytes <= _SHARE * available
+    return ResidentWeights(weights, roles) if has_room else weights
 
 
 def available_bytes() -> int | None:
@@ -105,11 +111,6 @@ def available_bytes() -> int | None:
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _matrix_bytes(weights: Weights, role: str, layer: int) -> int:
-    names = [name for name in weights.names(role, layer) if "norm" not in name and name != "sinks"]
-    return sum(weights.matrix(role, layer, name).data.nbytes for name in names)
 
 
 def _arena(size: int) -> U8:

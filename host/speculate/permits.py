@@ -7,6 +7,7 @@ time, drafts are permitted to all sessions; above 85 % to none. A single session
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -65,8 +66,7 @@ async def watched(permits: Permits, network: Network, clock: Callable[[], float]
             await asyncio.sleep(PERIOD_S)
             if num_busy(network) > 1:
                 replies = await answers(network.stations, Stats(), StatsReply, STATS_TIMEOUT_S)
-                computed = {i: sum(reply.values.get("compute_s", {}).values()) for i, reply in replies.items()}
-                permits.observe(computed, clock())
+                permits.observe({index: compute_seconds(reply) for index, reply in replies.items()}, clock())
 
     task = asyncio.get_running_loop().create_task(watch(), name="permits of drafts")
     try:
@@ -74,3 +74,10 @@ async def watched(permits: Permits, network: Network, clock: Callable[[], float]
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def compute_seconds(reply: StatsReply) -> float:
+    """Seconds computed, over all roles; 0 where a station says what cannot be read: it withdraws no permit."""
+    by_role = reply.values.get("compute_s")
+    seconds = by_role.values() if isinstance(by_role, Mapping) else ()
+    return float(sum(one for one in seconds if isinstance(one, int | float) and math.isfinite(one)))

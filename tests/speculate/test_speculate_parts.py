@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aeonflow.errors import BadTensorError
+from aeonflow.messages import StatsReply
 from aeonflow.tensors import DType, Kind, Port, Tensor, options_byte
 from host.errors import InvalidRequestError
 from host.sequence import TokenSequence
 from host.speculate.candidates import collect_draft, merge_parts
 from host.speculate.drafters import EXPECTED, SpeculateMode
 from host.speculate.lookup import Lookup
-from host.speculate.permits import Permits
+from host.speculate.permits import Permits, compute_seconds
 from host.speculate.sizes import CREDIT_A_TOKEN, MAX_RUN, MIN_RUN, START_CREDIT, START_RUN, RunSizer
 from host.speculate.switch import CHECK, CHECK_EVERY, FIRST_PLAIN, MIN_PLAIN, TRIAL, DraftSwitch, Phase
 from host.speculate.times import MAX_WIDE, PassTimes
@@ -241,3 +243,9 @@ def test_a_model_is_named_behind_a_colon() -> None:
     assert [SpeculateMode.parse(kind).looks_up for kind in ("off", "lookup", "auto")] == [False, True, True]
     with pytest.raises(InvalidRequestError, match="model:NAME"):
         SpeculateMode.parse("model:")
+
+
+@pytest.mark.parametrize("said", [{}, {"compute_s": None}, {"compute_s": {"attn": "much"}}, {"compute_s": {"a": 1e999}}])
+def test_a_station_that_says_nonsense_of_its_time_has_computed_nothing(said: dict[str, Any]) -> None:
+    assert compute_seconds(StatsReply("a", 1, 1.0, said)) == 0.0
+    assert compute_seconds(StatsReply("a", 1, 1.0, {"compute_s": {"attn": 1.5, "down": 2}})) == 3.5

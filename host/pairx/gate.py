@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ..engine import Engine
+from ..errors import HostError
 from .gate_file import GATE_VERSION, GateResult, Verdict
 from .report import MAX_ABS, load_report
 
@@ -82,6 +83,8 @@ async def _seeds(common: dict[str, Any], named: str, layers: str) -> Verdict:
     seeded = {layer: told["shadow"].get(str(layer)) for layer in told["layers"]}
     compared = min((found["count"] if found else 0) for found in seeded.values())
     off = {layer: found["max_abs"] for layer, found in seeded.items() if found}
+    if not off:
+        raise HostError(f"{named}: no layer of {layers} has compared a seed in {ROUNDS} tokens; see aeonflow status")
     worst, best = max(off, key=lambda layer: off[layer]), min(off, key=lambda layer: off[layer])
     alike = sum(value <= MAX_ABS for value in off.values())
     note = (

@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from host.bench.grid import Outcome, Planned
 
 
-class TokenProgress:
-    """A bar of tokens where stderr is a terminal, a line every few seconds elsewhere."""
+class _OnStderr:
+    """Shows `_bar` inside the block, where stderr is a terminal; it is None elsewhere."""
 
-    def __init__(self, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
-        self._ticker = Ticker("tokens")
+    def __init__(self) -> None:
         self._bar = _bar() if sys.stderr.isatty() else None
-        self._task = self._bar.add_task("starting stations", total=num_tokens) if self._bar is not None else None
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -32,6 +29,16 @@ class TokenProgress:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class TokenProgress(_OnStderr):
+    """A bar of tokens where stderr is a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self._num_tokens = num_tokens
+        self._ticker = Ticker("tokens")
+        self._task = self._bar.add_task("starting stations", total=num_tokens) if self._bar is not None else None
 
     def came(self, count: int) -> None:
         if self._bar is not None:
@@ -40,25 +47,16 @@ class TokenProgress:
             self._ticker(count, self._num_tokens)
 
 
-class GridProgress:
+class GridProgress(_OnStderr):
     """A bar of estimated seconds over all cells, with the cell that runs; without a terminal a line a cell."""
 
     def __init__(self, planned: Sequence[Planned]) -> None:
+        super().__init__()
         self._num_cells = len(planned)
         self._done_s = 0.0
         self._began_s = 0.0
-        self._bar = _bar() if sys.stderr.isatty() else None
         total = sum(one.estimate_s for one in planned)
         self._task = self._bar.add_task("", total=total) if self._bar is not None else None
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def began(self, index: int, planned: Planned) -> Callable[[int], None]:
         """A cell starts; what is returned is called with the number of its tokens so far."""

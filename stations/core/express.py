@@ -103,7 +103,7 @@ class Express:
         """One whole WebSocket message of another station. True: it was a row for a lane, and is done with."""
         if type(message) is not bytes:
             return False
-        found = self._inputs.get(message[:2] + message[6:26] + message[34:46] + message[48:58])
+        found = self._inputs.get(lane_key(message))
         if found is None or len(message) != found.num_bytes or self.is_blocked or self._queue.length:
             return False
         if not found.take(link, message, now):

@@ -245,7 +245,9 @@ def test_a_model_is_named_behind_a_colon() -> None:
         SpeculateMode.parse("model:")
 
 
-@pytest.mark.parametrize("said", [{}, {"compute_s": None}, {"compute_s": {"attn": "much"}}, {"compute_s": {"a": 1e999}}])
+@pytest.mark.parametrize(
+    "said", [{}, {"compute_s": None}, {"compute_s": {"attn": "much"}}, {"compute_s": {"a": 1e999}}]
+)
 def test_a_station_that_says_nonsense_of_its_time_has_computed_nothing(said: dict[str, Any]) -> None:
     assert compute_seconds(StatsReply("a", 1, 1.0, said)) == 0.0
     assert compute_seconds(StatsReply("a", 1, 1.0, {"compute_s": {"attn": 1.5, "down": 2}})) == 3.5

@@ -105,6 +105,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True):
     seeded: tuple[int, ...] = ()  # layers whose attention takes a seed; 0 has none below it
     seed: str = "h"  # what a seed is: "h" (past attention, S1) or "x" (the layer's input, S2)
     residual: str = "sequential"  # one of RESIDUALS, the model's: it decides what attention takes in
+    through_host: bool = False  # what stations have for each other goes to the host, which sends it on
 
 
 class InstallRoute(msgspec.Struct, frozen=True, array_like=True, tag=10):

@@ -6,11 +6,12 @@ stations' business (`aeonflow.route`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
 from aeonflow import bands
+from aeonflow.assembly import Message
 from aeonflow.errors import BadTensorError
 from aeonflow.frames import HEADER_BYTES
 from aeonflow.messages import Route
@@ -22,10 +23,13 @@ from .speculate.candidates import collect_draft
 
 
 class ChainPassage:
-    """Passes along an installed route."""
+    """Passes along an installed route. `route_id`: what sessions are opened with; `streams` that come here unasked."""
+
+    streams: Container[int] = (bands.HEAD,)
 
     def __init__(self, route: Route, stations: Sequence[StationLink], vocab_size: int) -> None:
         self.route = route
+        self.route_id = route.route
         self._vocab_size = vocab_size
         self._head_parts = sum(1 for c in route.carriers if c.role == "head")
         self._is_remote = stations[0].is_remote
@@ -47,6 +51,10 @@ class ChainPassage:
                 data=one.ids,
             )
             station.send(bands.EMBED, pack_tensors([tensor]))
+
+    def take(self, source: StationLink, message: Message, sequences: Mapping[int, TokenSequence]) -> bool:
+        """A message of a station on one of `streams`. False and errors as of `receive`."""
+        return self.receive(message.payload, sequences)
 
     def receive(self, payload: bytes | bytearray | memoryview, sequences: Mapping[int, TokenSequence]) -> bool:
         """An answer of a head part; the last part completes the pass, and nonsense fails its session.
@@ -88,9 +96,10 @@ class ChainPassage:
             if len(parts) < self._head_parts:
                 return None
             del sequence.partial[last]
-        return join_parts(last, parts, self._vocab_size, num_bytes=self._host_bytes(parts))
+        return join_parts(last, parts, self._vocab_size, num_bytes=self._host_bytes(sequence, parts))
 
-    def _host_bytes(self, parts: Sequence[Tensor]) -> int:
+    def _host_bytes(self, sequence: TokenSequence, parts: Sequence[Tensor]) -> int:
+        """Bytes of frames that crossed the host's own links for an answer of `sequence`."""
         if not self._is_remote:
             return 0
         answer_bytes = sum(len(part.data) for part in parts)

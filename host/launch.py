@@ -66,7 +66,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         effect_of("route", self.route)
         effect_of("speculate", self.speculate)
         SpeculateMode.parse(self.speculate)
-        self.pair_x.check(self.route)
+        self.pair_x.check()
         for option, value in exactness_options(self.kv).items():
             effect_of(option, value)
         if self.transport not in TRANSPORTS:

@@ -138,13 +138,13 @@ class StationLink:
         self.lost_error = None
         self.state = LinkState.READY
 
-    def send(self, stream: int, pieces: Pieces, *, sequence: int | None = None) -> None:
+    def send(self, stream: int, pieces: Pieces, *, sequence: int | None = None, flags: Flags = Flags.FIN) -> None:
         """A one-way message under the next sequence, or its own."""
         link, trace = self.link, self.trace
         began_s = trace.clock() if trace is not None else 0.0
-        link.send(stream, link.next_sequence() if sequence is None else sequence, pieces)
+        link.send(stream, link.next_sequence() if sequence is None else sequence, pieces, flags)
         if trace is not None:
-            trace.sent(began_s, stream, Flags.FIN, pieces, self.url)
+            trace.sent(began_s, stream, flags, pieces, self.url)
 
     def request(self, stream: int, pieces: Pieces, on_reply: OnReply) -> None:
         """A call; `on_reply` gets the reply or the error exactly once, from the reader. Raises if it cannot be sent."""

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aeonflow import bands
 from aeonflow.assembly import Message
 from aeonflow.errors import (
     AeonflowError,
@@ -32,6 +31,7 @@ from .card import ModelBundle, fetch_bundle
 from .chain import ChainPassage
 from .deadline import overdue, who_is_behind
 from .errors import EngineClosedError
+from .forward import installed
 from .links import CONTROL_TIMEOUT_S, LinkState, StationLink, check_alike, gather, vent_error
 from .pairx import NO_SEEDING, PairX
 from .pairx.decide import decide
@@ -77,7 +77,7 @@ class Network:
         self.idle_s = idle_s
         self.kv = kv
         self.seeding = NO_SEEDING  # which layers of the route take residual seeds
-        self.seeds_sent = SeedCounts()  # by this host, where it relays
+        self.seeds = SeedCounts()  # of this host, where it relays
         self._pair_x = pair_x
         self._prefill_chunk = prefill_chunk
         self.is_closed = False
@@ -207,7 +207,7 @@ class Network:
             await self._open_on(newcomers, sequence)
         sequence.use(self._passage)
         sequence.restart(min(base, sequence.length))
-        resume = Resume(sequence.session, sequence.epoch, sequence.base, self._route_id)
+        resume = Resume(sequence.session, sequence.epoch, sequence.base, self._passage.route_id)
         replies = await gather([(s, s.ask(resume)) for s in self.stations], CONTROL_TIMEOUT_S, "resume")
         if sequence.epoch != resume.epoch:
             raise CancelledCallError(f"session {sequence.session} went on in another epoch while it was resumed")
@@ -260,24 +260,22 @@ class Network:
             sequence.trace = trace
 
     async def _open_on(self, stations: Sequence[StationLink], sequence: TokenSequence) -> None:
-        opening = Open(sequence.session, self._route_id, sequence.max_positions, sequence.kv.to_wire(), self.idle_s)
+        assert self._passage is not None, "not started"
+        route, cache = self._passage.route_id, sequence.kv.to_wire()
+        opening = Open(sequence.session, route, sequence.max_positions, cache, self.idle_s)
         replies = await gather([(s, s.ask(opening)) for s in stations], CONTROL_TIMEOUT_S, "open")
         found = {Barrier(*pair) for reply in replies for pair in _expect(Opened, reply).barriers}
         sequence.barriers = tuple(sorted(found.union(sequence.barriers)))
 
-    @property
-    def _route_id(self) -> int:
-        return 0 if self.is_relay else self.route.route
-
     # What arrives.
 
     def received(self, station: StationLink, message: Message) -> None:
-        """Everything that is no reply: answers of the chain, errors of passes."""
+        """Everything that is no reply: answers of the chain, errors of passes, what is to be sent on."""
         try:
             if IS_VENT[message.flags]:
                 self._vented(station, message)
-            elif message.stream == bands.HEAD and isinstance(self._passage, ChainPassage):
-                self.stale += not self._passage.receive(message.payload, self.sequences)
+            elif isinstance(self._passage, ChainPassage) and message.stream in self._passage.streams:
+                self.stale += not self._passage.take(station, message, self.sequences)
             else:
                 self.strays += 1
         except (AeonflowError, msgspec.MsgspecError) as error:
@@ -353,12 +351,13 @@ class Network:
         residual = self.bundle.card.residual
         route = self.seeding.applied_to(to_route(self.plan, self._rng.getrandbits(31) | 1, urls, residual))
         vocab_size = self.bundle.card.vocab_size
-        if self.is_relay:
-            self._passage = RelayPassage(route, self.stations, vocab_size, self.seeds_sent)
+        if self.is_relay and not self.seeding.is_seeded_pass:
+            self._passage = RelayPassage(route, self.stations, vocab_size, self.seeds)
         else:
+            route = msgspec.structs.replace(route, through_host=self.is_relay)
             asked = [(s, s.ask(InstallRoute(route, index))) for index, s in enumerate(self.stations)]
             await gather(asked, CONTROL_TIMEOUT_S, "the installation of a route")
-            self._passage = ChainPassage(route, self.stations, vocab_size)
+            self._passage = installed(route, self.stations, vocab_size, self.seeds)
         self.trouble = NOT_INSTALLED
         self._ready.set()
 

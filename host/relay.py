@@ -50,10 +50,12 @@ class Call(NamedTuple):
 
 
 class SeedCounts:
-    """Residual seeds sent by this host, by Fano line."""
+    """Residual seeds by Fano line: those that this host has sent itself, and those that came for others and went no
+    further, since their epoch or session was over."""
 
     def __init__(self) -> None:
         self.by_line = [0] * len(LINES)
+        self.stale = [0] * len(LINES)
 
 
 class Output(NamedTuple):
@@ -130,18 +132,20 @@ def _seed(route: Route, layer: int, rows: tuple[Port, Data, int]) -> tuple[Seed,
 
 
 class RelayPassage:
-    """Passes by request and reply. `seeds_sent` counts the residual seeds among them."""
+    """Passes by request and reply. `seeds` counts the residual seeds among them."""
 
-    def __init__(self, route: Route, stations: Sequence[StationLink], vocab_size: int, seeds_sent: SeedCounts) -> None:
+    route_id = 0  # answers go to the caller
+
+    def __init__(self, route: Route, stations: Sequence[StationLink], vocab_size: int, seeds: SeedCounts) -> None:
         self.route = route
-        self._seeds_sent = seeds_sent
+        self._seeds = seeds
         self._stations = stations
         self._vocab_size = vocab_size
 
     def send(self, sequence: TokenSequence, one: Pass) -> None:
         """Start the pass; the replies carry it on."""
         steps = relay_steps(self.route, one.ids)
-        _Flight(self._stations, self._vocab_size, sequence, one, steps, self._seeds_sent).advance(None)
+        _Flight(self._stations, self._vocab_size, sequence, one, steps, self._seeds).advance(None)
 
 
 class _Flight:
@@ -154,14 +158,14 @@ class _Flight:
         sequence: TokenSequence,
         one: Pass,
         steps: Steps,
-        seeds_sent: SeedCounts,
+        seeds: SeedCounts,
     ) -> None:
         self._stations = stations
         self._vocab_size = vocab_size
         self._sequence = sequence
         self._pass = one
         self._steps = steps
-        self._seeds_sent = seeds_sent
+        self._seeds = seeds
         self._outputs: list[Output | None] = []
         self._missing = 0
         self._hop = 0
@@ -191,7 +195,7 @@ class _Flight:
         jump = context.alpha_jump(seed.line, PLUS, rows, seed.src_layer, station.url, one.first)
         if station.is_remote:
             self._num_bytes += HEADER_BYTES + sum(memoryview(piece).nbytes for piece in jump.pieces)
-        self._seeds_sent.by_line[seed.line] += 1
+        self._seeds.by_line[seed.line] += 1
         station.send(jump.stream, jump.pieces, sequence=jump.sequence)
 
     def _request(self, index: int, call: Call) -> None:

@@ -85,7 +85,7 @@ async def _compute_seconds(network: Network) -> float:
 async def engine_status(engine: Engine) -> dict[str, Any]:
     """The status as plain values (`docs/protocol.md`, *Stats*, explains the counters of stations)."""
     network = engine.network
-    relayed = list(network.seeds_sent.by_line)  # before stations are asked what has come
+    relayed = list(network.seeds.by_line)  # before stations are asked what has come
     stats = await answers(network.stations, Stats(), StatsReply, STATS_TIMEOUT_S)
     trouble = ""
     probed: ProbeResult | None = None
@@ -101,6 +101,7 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
     frames = sum(s.link.stats.frames_sent for s in links) + _total(stats, "frames_sent")
     messages = sum(s.link.stats.messages_sent for s in links) + _total(stats, "ws_messages_sent")
     setting = engine.setting
+    values = [reply.values for reply in stats.values()]
     return {
         "name": engine.name,
         "ready": probed is not None,
@@ -119,7 +120,7 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
         "frames_per_message": frames / messages if messages else 0.0,
         "seeds_sent": sum(relayed) + _total(stats, "seeds_sent"),
         "seeds_received": _total(stats, "seeds_received"),
-        "pair_x": seeds_status(network.seeding, relayed, [reply.values for reply in stats.values()]),
+        "pair_x": seeds_status(network.seeding, relayed, network.seeds.stale, values),
         "speculation": engine.drafters.to_json(),
         "stale_answers": network.stale,
         "stray_messages": network.strays,

@@ -129,7 +129,7 @@ class EngineOptions(WayOptions, frozen=True, kw_only=True):
         from host.pairx import PairX
 
         asked = PairX(mode=self.pair_x or "off", layers=self.pair_x_layers, seed=self.pair_x_seed)
-        asked.check(self.route or "chain")
+        asked.check()
 
 
 class CacheOptions(OptionGroup, frozen=True, kw_only=True):

@@ -19,15 +19,18 @@ OUTCOMES = (
 )  # fmt: skip
 
 
-def seeds_status(seeding: Seeding, relayed: Sequence[int], stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def seeds_status(
+    seeding: Seeding, relayed: Sequence[int], stale: Sequence[int], stats: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """Mode, layers, lines {sent, received, missing}, outcomes summed over the stations, shadow figures by layer.
 
-    `relayed`: seeds that the host itself has sent, by line; `stats`: what stations said after that.
+    By line, `relayed`: seeds that the host itself has sent; `stale`: that ended there on their way from station to
+    station. `stats`: what stations said after the former was read.
     """
     lines: dict[str, dict[str, int]] = {}
-    for line, sent in zip(LINES, relayed, strict=True):
-        if sent:
-            lines["".join(map(str, line.points))] = {"sent": sent, "received": 0}
+    for line, sent, ended in zip(LINES, relayed, stale, strict=True):
+        if sent or ended:
+            lines["".join(map(str, line.points))] = {"sent": sent, "received": ended}
     shadow: dict[str, dict[str, Any]] = {}
     for values in stats:
         for name, counted in values.get("seed_lines", {}).items():

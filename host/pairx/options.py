@@ -71,7 +71,7 @@ class PairX(msgspec.Struct, frozen=True, kw_only=True):
     def wanted(self) -> Layers:
         return Layers.parse(self.layers or ALL)
 
-    def check(self, route: str) -> None:
+    def check(self) -> None:
         """InvalidRequestError or UnsupportedOptionError by name, before anything starts."""
         effect_of("pair_x", self.mode)
         if not self.is_on:
@@ -85,5 +85,3 @@ class PairX(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError(f"pair_x_seed {self.seed!r}: allowed is {', '.join(SEEDS)}")
         if self.seed == "x" and self.mode not in ("shadow", "draft"):
             raise UnsupportedOptionError(f"pair_x_seed x with pair_x {self.mode}: it is a seed of shadow and draft")
-        if route == "relay" and self.mode in ("draft", "live"):
-            raise UnsupportedOptionError(f"pair_x {self.mode} with route relay: its seeds go from station to station")

@@ -41,6 +41,11 @@ class Seeding(msgspec.Struct, frozen=True):
     def is_on(self) -> bool:
         return self.mode != OFF
 
+    @property
+    def is_seeded_pass(self) -> bool:
+        """Do rows run ahead of what the layer below delivers, so that no caller can wait for each output in turn?"""
+        return self.mode in ("draft", "live")
+
     def applied_to(self, route: Route) -> Route:
         """The same route with its seeds."""
         return msgspec.structs.replace(route, pair_x=self.mode, seeded=self.layers, seed=self.seed)

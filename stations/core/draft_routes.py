@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aeonflow import bands, fano
-from aeonflow.errors import PlanError
 from aeonflow.messages import Route
 from aeonflow.route import Hop, fork_layer, holder, input_holders, is_live
 from aeonflow.tensors import Kind, Port
 
+from .addresses import address_of
 from .forms import DELTA, NORMED, PLAIN
 from .seed_routes import INPUT, SeedEdge, SeedKey, SeedRule
 from .seeds import mask, nibble
@@ -144,8 +144,5 @@ class _Edges:
         return self._edge("gate_up", layer, line, layer if line == ATTENTION else layer - 1, source)
 
     def _edge(self, role: str, layer: int, line: int, src_layer: int, source: int) -> SeedEdge:
-        index = holder(self._route, role, layer).station
-        url = "" if index == self._self_index else self._route.stations[index].url
-        if index != self._self_index and not url:
-            raise PlanError(f"route {self._route.route}: station {self._route.stations[index].name} has no address")
+        url = address_of(self._route, self._self_index, holder(self._route, role, layer).station)
         return SeedEdge(url, line, fano.PLUS, source, src_layer, self._kind, self._needs_grow)

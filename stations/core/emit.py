@@ -13,7 +13,7 @@ from aeonflow.tensors import PREFIX, DType, Port, Tensor, Want
 
 from .counters import Counters
 from .outbox import Outbox
-from .outgoing import Caller, ToStation
+from .outgoing import Caller
 from .queue import Job
 from .session import Session
 from .stages import Edge, Stage
@@ -33,12 +33,12 @@ class Emitter:
         self._crossing = crossing
 
     def forward(self, job: Job, edge: Edge, outputs: Sequence[Array]) -> None:
-        """One output, or two in one message, to the station at the edge's other end."""
+        """One output, or two in one message, to the edge's other end."""
         self._events["messages_forwarded"] += 1
         pieces = self._forwarded(job, edge, edge.port, outputs[edge.output])
         if edge.also >= 0:
             pieces += self._forwarded(job, edge, job.stage.outputs[edge.also], outputs[edge.also])
-        self._outbox.put(ToStation(edge.url, edge.stream, pieces, edge.flags, job.head.session))
+        self._outbox.send_on(edge.url, job.session, edge.stream, pieces, edge.flags)
 
     def _forwarded(self, job: Job, edge: Edge, port: int, array: Array) -> tuple[bytes | memoryview, ...]:
         head, stage = job.head, job.stage

@@ -17,6 +17,7 @@ from aeonflow.frames import HEADER_BYTES
 from aeonflow.tensors import GROW, PREFIX_BYTES, DType, Kind, Port
 
 from ..kernels.base import PreparesRows, RowShape
+from .addresses import HOST
 from .batch import Batch
 from .lanes import (
     HEAD_BYTES,
@@ -219,6 +220,7 @@ class Express:
             and job.route.stages[stage.stream, stage.layer] == (stage,)
             and len(urls) <= MAX_EXITS
             and all(urls)
+            and HOST not in urls
             and len(set(urls)) == len(urls)
             and not session.barriers
             and station.trace is None

@@ -9,6 +9,7 @@ from aeonflow.frames import Buffer, Flags
 from aeonflow.messages import Vent, encode
 from aeonflow.tensors import PREFIX, Kind, Tensor
 
+from .addresses import HOST
 from .counters import Counters
 from .outgoing import FIN, UNASKED_FIRST, UNASKED_MASK, VENT, VENT_POISON, Caller, Outgoing, ToLink, ToStation
 from .session import Session
@@ -39,6 +40,23 @@ class Outbox:
         """A result or an error that the host matches by its content."""
         self._unasked = self._unasked + 2 & UNASKED_MASK
         self.put(ToLink(link, stream, UNASKED_FIRST | self._unasked, pieces, flags))
+
+    def send_on(
+        self,
+        url: str,
+        session: Session,
+        stream: int,
+        pieces: Sequence[Buffer],
+        flags: Flags = FIN,
+        sequence: int | None = None,
+    ) -> None:
+        """What goes along a route: to the station at `url`, or by the session's host where that is HOST."""
+        if url != HOST:
+            self.put(ToStation(url, stream, pieces, flags, session.id, sequence))
+        elif sequence is None:
+            self.unasked(session.owner, stream, pieces, flags)
+        else:
+            self.put(ToLink(session.owner, stream, sequence, pieces, flags))
 
     def refuse(self, caller: Caller, error: AeonflowError, session: int = 0) -> None:
         """VENT a call about which no more is known than who made it."""
@@ -74,8 +92,8 @@ class Outbox:
 
     def vent_unsent(self, outgoing: Outgoing, sessions: SessionTable, error: AeonflowError) -> None:
         """A tensor message could not be sent (too large for that peer): its host learns which one, drafts aside."""
-        session_id, epoch, _, _, first, _, layer, kind, *_ = PREFIX.unpack_from(outgoing.pieces[0])
-        if kind != Kind.CANONICAL and isinstance(outgoing, ToStation):
+        session_id, epoch, _, _, first, _, layer, kind, _, _, _, route, *_ = PREFIX.unpack_from(outgoing.pieces[0])
+        if kind != Kind.CANONICAL and route:
             self._events["drafts_dropped"] += 1
             return
         vent = encode(Vent(error.code, str(error), self._station, session_id, epoch, kind, first, layer))

@@ -27,7 +27,7 @@ from .failures import Failures
 from .intake import Intake
 from .limits import StationLimits
 from .outbox import Outbox
-from .outgoing import FIN, ToStation
+from .outgoing import FIN
 from .queue import Job
 from .routes import Routes
 from .seed_routes import INPUT, SeedEdge, SeedRule
@@ -119,7 +119,7 @@ class SeedPort:
         context = PassContext.of(head, kind=edge.kind, hop=min(head.hop + self._crossing, MAX_HOP))
         jump = context.alpha_jump(edge.line, edge.sign, array.data, edge.src_layer, edge.url, head.first)
         self._counters.seed_sent(edge.line)
-        self._outbox.put(ToStation(jump.dst, jump.stream, jump.pieces, FIN, head.session, jump.sequence))
+        self._outbox.send_on(jump.dst, job.session, jump.stream, jump.pieces, FIN, jump.sequence)
 
     def _deliver_inside(self, job: Job, edge: SeedEdge, head: Tensor, array: Array) -> None:
         layer = destination_layer(edge.line, edge.src_layer)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aeonflow import fano
-from aeonflow.errors import PlanError
 from aeonflow.messages import Carrier, Route
 from aeonflow.passes import INITIAL, RESIDUAL
 from aeonflow.route import holder, is_bypassed, num_parts
 from aeonflow.tensors import Kind
 
+from .addresses import address_of
 from .seeds import CHAIN, mask, nibble
 
 INPUT = -1  # as a SeedEdge's source: the stage's own input
@@ -24,7 +24,7 @@ SeedKey = tuple[int, int, int]  # Fano line, layer, kind: who takes a seed
 
 
 class SeedEdge(NamedTuple):
-    """One seed that a stage sends with every pass. `url` "" means this station itself."""
+    """One seed that a stage sends with every pass. `url` may be HERE or HOST (`addresses.py`)."""
 
     url: str
     line: int
@@ -94,8 +94,5 @@ def _is_initial_checked(route: Route) -> bool:
 
 
 def _edge(route: Route, self_index: int, line: int, src_layer: int, layer: int, source: int, kind: Kind) -> SeedEdge:
-    index = holder(route, "attn", layer).station
-    url = "" if index == self_index else route.stations[index].url
-    if index != self_index and not url:
-        raise PlanError(f"route {route.route}: station {route.stations[index].name} has no address")
+    url = address_of(route, self_index, holder(route, "attn", layer).station)
     return SeedEdge(url, line, fano.PLUS, source, src_layer, int(kind))

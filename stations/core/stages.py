@@ -19,6 +19,7 @@ from aeonflow.route import Hop, check_pair_x, ffn_slices, is_bypassed, is_live, 
 from aeonflow.tensors import Kind, Port
 
 from ..models.roles import END_ROLES, SLICED_ROLE, SLICES, RoleSpan
+from .addresses import address_of
 from .draft_routes import (
     Seeding,
     draft_form,
@@ -41,7 +42,7 @@ StageKey = tuple[str, int, int, int, int]  # role and form, layer, hi, part, par
 
 
 class Edge(NamedTuple):
-    """One output edge. `url` "" means this station itself: delivered inside the process, no hop."""
+    """One output edge. `url` may be HERE, delivered inside the process, no hop, or HOST (`addresses.py`)."""
 
     url: str
     stream: int
@@ -286,23 +287,25 @@ def _add(stages: dict[tuple[int, int], tuple[Stage, ...]], stage: Stage) -> None
 def _edges(
     route: Route, self_index: int, carrier: Carrier, hops: Iterable[Hop], outputs: tuple[Port, ...]
 ) -> tuple[Edge, ...]:
-    """Edges for `hops`; two outputs for one place, as h and u of a seeded pass, go in one message."""
+    """Edges for `hops`; two outputs for one place, as h and u of a seeded pass, go in one message.
+
+    To a host that sends it on to several an output goes once.
+    """
     hops = list(dict.fromkeys(hops))  # two parts on one station are one hop
-    edges: dict[tuple[int, int, int], Edge] = {}
+    edges: dict[tuple[str, int, int], Edge] = {}
     for hop in hops:
         output = outputs.index(hop.port)
-        place = hop.station, hop.stream, hop.layer
+        url = address_of(route, self_index, hop.station)
+        place = url, hop.stream, hop.layer
         if place in edges:
-            edges[place] = edges[place]._replace(also=output)
+            if edges[place].output != output:
+                edges[place] = edges[place]._replace(also=output)
             continue
         flags = Flags.FIN
         if carrier.parts > 1:
             flags |= Flags.FOLD
         if sum(other.port == hop.port for other in hops) > 1:
             flags |= Flags.FORK
-        url = "" if hop.station == self_index else route.stations[hop.station].url
-        if hop.station != self_index and not url:
-            raise PlanError(f"route {route.route}: station {route.stations[hop.station].name} has no address")
         edges[place] = Edge(url, hop.stream, hop.layer, output, hop.port, flags)
     return tuple(edges.values())
 

@@ -28,7 +28,7 @@ def resolved(mode: str, layers: str | None = None, plan: Any = TRISPLIT, **chang
     }  # fmt: skip
     approximate = changes.pop("approximate", False)
     asked = PairX(mode=mode, layers=layers, approximate=approximate)
-    asked.check("chain")
+    asked.check()
     return resolve(asked, plan, **{**given, **changes})
 
 
@@ -59,21 +59,19 @@ def test_what_are_no_layers_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "route", "words"),
+    ("options", "words"),
     [
-        ({"mode": "often"}, "chain", "pair_x 'often': allowed is off, shadow, bypass, draft, live"),
-        ({"layers": "2"}, "chain", "pair_x_layers 2: without pair_x no layer takes a seed"),
-        ({"seed": "x"}, "chain", "pair_x_seed x: without pair_x"),
-        ({"mode": "shadow", "layers": "0-2"}, "chain", "layer 0 has no layer below it"),
-        ({"mode": "shadow", "seed": "y"}, "chain", "pair_x_seed 'y': allowed is h, x"),
-        ({"mode": "bypass", "seed": "x"}, "chain", "pair_x_seed x with pair_x bypass"),
-        ({"mode": "draft"}, "relay", "pair_x draft with route relay"),
-        ({"mode": "live"}, "relay", "pair_x live with route relay"),
+        ({"mode": "often"}, "pair_x 'often': allowed is off, shadow, bypass, draft, live"),
+        ({"layers": "2"}, "pair_x_layers 2: without pair_x no layer takes a seed"),
+        ({"seed": "x"}, "pair_x_seed x: without pair_x"),
+        ({"mode": "shadow", "layers": "0-2"}, "layer 0 has no layer below it"),
+        ({"mode": "shadow", "seed": "y"}, "pair_x_seed 'y': allowed is h, x"),
+        ({"mode": "bypass", "seed": "x"}, "pair_x_seed x with pair_x bypass"),
     ],
 )
-def test_options_that_mean_nothing_are_refused_by_name(options: dict[str, Any], route: str, words: str) -> None:
+def test_options_that_mean_nothing_are_refused_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises((InvalidRequestError, UnsupportedOptionError), match=words):
-        PairX(**options).check(route)
+        PairX(**options).check()
 
 
 @pytest.mark.parametrize("plan", ["solo", "layers:3", "ffslice:2"])
@@ -210,7 +208,7 @@ def test_status_adds_both_ends_and_says_aloud_what_is_missing_or_was_dropped() -
         {"seed_lines": {"145": {"sent": 5, "received": 1}}, "seeds_dropped": 1, "seeds_late": 1, "seed_slots": 2},
         {"seed_lines": {"145": {"sent": 0, "received": 2}}, "shadow": {"10": {"count": 2}, "2": {"count": 1}}},
     ]
-    told = seeds_status(Seeding("shadow", (1, 2)), [3, 0, 0, 0, 0, 0, 0], stats)
+    told = seeds_status(Seeding("shadow", (1, 2)), [3, 0, 0, 0, 0, 0, 0], 7 * [0], stats)
     assert told["lines"] == {
         "123": {"sent": 3, "received": 0, "missing": 3},
         "145": {"sent": 5, "received": 3, "missing": 2},

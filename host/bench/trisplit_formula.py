@@ -3,9 +3,9 @@
 A pass: hops x L + the computes on its path. A hop is one crossing: 3n + 3 of them a pass on a `trisplit` chain of n
 layers, 6n + 4 on a relay, 2n + 3 with ffn slices. Speculation divides by the tokens a pass yields. The pipelined draft:
 T (1 - a (1 - D / T)) with acceptance a, and D = (2n + f + 4) L + computes the round trip of a draft that forks at
-layer f. Where a stage waits for the later of several messages, their spread s counts as well: 0.8 n s of a draft (whose
-GATE-UP joins two), n c_K sqrt(2) s of K ffn slices, c_K the mean of the largest of K normal values. Knows no software
-cost on purpose: what a measurement has above it is what there is to gain.
+layer f; on a relay (4n + 2f + 6) L. Where a stage waits for the later of several messages, their spread s counts as
+well: 0.8 n s of a draft (whose GATE-UP joins two), n c_K sqrt(2) s of K ffn slices, c_K the mean of the largest of K
+normal values. Knows no software cost on purpose: what a measurement has above it is what there is to gain.
 """
 
 from __future__ import annotations
@@ -44,16 +44,18 @@ class Formula(msgspec.Struct, frozen=True, kw_only=True):
         drafts: tuple[int, int] | None = None,
         spread_s: float = 0.0,
         slices: int = 1,
+        is_relay: bool = False,
     ) -> Self:
         """`drafts`: (drafted, accepted) of the pipelined draft, None without one; `spread_s`: standard deviation of a
-        crossing; `slices`: of the ffn."""
+        crossing; `slices`: of the ffn; `is_relay`: what goes from station to station crosses twice."""
         joins_s = num_layers * LARGEST_OF.get(slices, 0.0) * 2**0.5 * spread_s
         alpha: float | None = None
         drafting = 1.0
         if drafts is not None:
             alpha = drafts[1] / drafts[0]
             whole_s = hops * hop_s + compute_s
-            draft_hops = 2 * num_layers + FORK_LAYER + 4
+            between = 2 * num_layers + FORK_LAYER + 2  # hops from station to station
+            draft_hops = between * (2 if is_relay else 1) + 2
             draft_s = draft_hops * hop_s + compute_s + DRAFT_JOINS * num_layers * spread_s
             drafting = 1 - alpha * (1 - min(1.0, draft_s / whole_s)) if whole_s else 1.0
             tokens_per_pass = max(1.0, tokens_per_pass)  # passes for guesses gone wrong are in the acceptance

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import msgspec
 
-from aeonflow.bands import STREAM_ROLES
+from aeonflow.bands import HEAD, STREAM_ROLES
 from aeonflow.messages import TraceEvent
 from aeonflow.tensors import Kind
 from aeonflow.trace import What
@@ -178,13 +178,12 @@ def overlap_saves(recording: Recording, wanted: Wanted) -> list[float]:
 
 
 def draft_trips(recording: Recording, wanted: Wanted) -> list[float]:
-    """Seconds from the departure of a pass to the guess that grew from it, where one came (Pair X `draft`)."""
+    """Seconds from the departure of a pass to the guess that grew from it, where one came (Pair X `draft`).
+
+    The guess is the last message to the host on the head's stream: on a relay the head's input comes by before.
+    """
     host = recording.tracks[0].events
     departed = {(e.session, e.epoch, e.first + e.rows): e.began_s for e in host if e.what == What.WAIT and wanted(e)}
-    guesses = (e for e in host if e.what == What.RECEIVE and e.kind == Kind.DRAFT)
-    trips = []
-    for event in guesses:
-        began_s = departed.get((event.session, event.epoch, event.first + event.rows))
-        if began_s is not None:
-            trips.append(event.began_s - began_s)
-    return trips
+    guesses = (e for e in host if e.what == What.RECEIVE and e.kind == Kind.DRAFT and e.stream == HEAD)
+    guessed = {(e.session, e.epoch, e.first + e.rows): e.began_s for e in guesses}
+    return [guessed_s - departed[at] for at, guessed_s in guessed.items() if at in departed]

@@ -67,6 +67,7 @@ def report_of(run: Run, recording: Recording, *, num_layers: int, crossing_s: fl
         drafts=_drafts(result),
         spread_s=_spread(wires),
         slices=1 + max((e.part for track in recording.stations for e in track.events if e.stream == FFN), default=0),
+        is_relay=result.route == "relay",
     )
     return {
         "tokens": len(result.token_ids),

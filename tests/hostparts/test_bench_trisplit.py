@@ -117,6 +117,15 @@ def test_the_formula_gives_the_designs_seconds_at_20_ms() -> None:
     assert looked_up.token_s == pytest.approx(1.34, abs=0.01)
 
 
+def test_a_draft_by_relay_gains_what_it_gains_on_a_chain() -> None:
+    gains = []
+    for hops, is_relay in ((93, False), (184, True)):
+        common = {"hops": hops, "hop_s": 0.02, "compute_s": 0.0, "tokens_per_pass": 1.0, "num_layers": 30}
+        gains.append(Formula.of(**common, drafts=(100, 83), is_relay=is_relay).drafting)  # type: ignore[arg-type]
+    assert gains == pytest.approx([1 - 0.83 * (1 - 65 / 93), 1 - 0.83 * (1 - 128 / 184)])
+    assert gains[0] == pytest.approx(gains[1], rel=0.005)
+
+
 def test_an_option_that_the_engine_does_not_know_is_refused_unless_it_is_off() -> None:
     def launch(*, model: str, route: str = "chain") -> None: ...
 

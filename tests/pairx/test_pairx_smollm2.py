@@ -25,10 +25,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "bypass": {"pair_x": "bypass"},
     "bypass of some layers": {"pair_x": "bypass", "pair_x_layers": "1,5-9,29"},
     "bypass by relay": {"pair_x": "bypass", "route": "relay"},
+    "shadow by relay": {"pair_x": "shadow", "route": "relay"},
+    "bypass beside shards": {"pair_x": "bypass", "plan": "trisplit+shards=2"},
     "draft": {"pair_x": "draft"},
     "draft of x": {"pair_x": "draft", "pair_x_seed": "x"},
     "draft of all layers": {"pair_x": "draft", "pair_x_layers": "all"},
     "draft of some layers": {"pair_x": "draft", "pair_x_layers": "4-6,8-11,13-29"},
+    "draft beside shards": {"pair_x": "draft", "plan": "trisplit+shards=2"},
+    "draft by relay": {"pair_x": "draft", "route": "relay"},
+    "draft of x by relay": {"pair_x": "draft", "pair_x_seed": "x", "route": "relay"},
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -57,7 +62,7 @@ def expected(smollm2: Path) -> tuple[list[Result], list[Result]]:
 async def test_25_prompts_have_the_tokens_and_logits_of_plain_solo(
     way: str, expected: tuple[list[Result], list[Result]], smollm2: Path
 ) -> None:
-    async with Engine.launch(model=str(smollm2), plan="trisplit", **WAYS[way]) as engine:
+    async with Engine.launch(**{"model": str(smollm2), "plan": "trisplit", **WAYS[way]}) as engine:
         if engine.drafters.drafts is not None:
             engine.drafters.drafts = AlwaysDrafts()
         drafted = 0

@@ -32,6 +32,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "ffslice:2 lookup": {"plan": "ffslice:2", "speculate": "lookup"},
     "trisplit auto": {"plan": "trisplit", "speculate": "auto", "pair_x": "draft"},
     "trisplit relay lookup": {"plan": "trisplit", "route": "relay", "speculate": "lookup"},
+    "trisplit relay auto": {"plan": "trisplit", "route": "relay", "speculate": "auto", "pair_x": "draft"},
+    "trisplit of x auto": {"plan": "trisplit", "speculate": "auto", "pair_x": "draft", "pair_x_seed": "x"},
+    "trisplit bypass lookup": {"plan": "trisplit", "speculate": "lookup", "pair_x": "bypass"},
+    "trisplit model": {"plan": "trisplit", "speculate": "model:smollm2"},
+    "ffslice:8+shards=2 lookup": {"plan": "ffslice:8+shards=2", "speculate": "lookup"},
+    "layers:3 relay auto": {"plan": "layers:3", "route": "relay", "speculate": "auto"},
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -1,8 +1,9 @@
 """The heartbeat of a link: one timer a connection that sends a beat and measures the peer's silence.
 
-Silence counts only while this side was awake: when the timer itself fires late (the process was stopped, or computed in
-the loop's thread), that time is not held against the peer, whose bytes may wait unread. Once a silence: a peer that
-lives has sent something meanwhile, and the loop reads it before the timer comes again.
+Silence counts only while this side was awake. When the timer itself fires late (the process was stopped, computed in
+the loop's thread, or got no core on a busy machine), what was not heard meanwhile says nothing of the peer, which may
+have been starved by the same cause: that time is taken off, every time. A peer that is dead is given up all the same,
+since between two beats a silence grows by what lies between them when nothing is late.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ class Heart:
         self.heard_at = loop.time()  # the link sets it whenever something arrives
         self._beat_due = 0.0
         self._due = 0.0
-        self._forgiven = 0.0  # heard_at as it was set by a late timer; equal to it while nothing has arrived since
 
     @property
     def silence_s(self) -> float:
@@ -45,27 +45,28 @@ class Heart:
     def start(self) -> None:
         self.heard_at = self._loop.time()
         self._beat_due = self.heard_at + self._options.heartbeat_s
-        self._schedule()
+        self._schedule(self.heard_at)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _schedule(self) -> None:
-        self._due = min(self._beat_due, self.heard_at + self._options.silence_s)
+    def _schedule(self, now: float) -> None:
+        end = self.heard_at + self._options.silence_s
+        self._due = min(self._beat_due, end) if end > now + CLOCK_RESOLUTION_S else self._beat_due
         self._timer = self._loop.call_at(self._due, self._tick)
 
     def _tick(self) -> None:
         options, now = self._options, self._loop.time()
-        late_s = now - self._due
-        if late_s > options.heartbeat_s / 2 and self.heard_at != self._forgiven:
-            latest = now - options.silence_s + options.heartbeat_s  # one beat at least to read what waits
-            self.heard_at = self._forgiven = min(now, max(self.heard_at + late_s, latest))
-        elif now - self.heard_at >= options.silence_s - CLOCK_RESOLUTION_S:
+        patience_s, late_s = options.silence_s, now - self._due
+        if late_s > options.heartbeat_s / 2:
+            self.heard_at = min(now, self.heard_at + late_s)
+            patience_s += options.heartbeat_s  # what has arrived waits unread: the loop reads it before the next tick
+        if now - self.heard_at >= patience_s - CLOCK_RESOLUTION_S:
             self._silent(now - self.heard_at)
             return
         if now >= self._beat_due:
             self._beat_due = now + options.heartbeat_s
             self._beat(self.source())
-        self._schedule()
+        self._schedule(now)

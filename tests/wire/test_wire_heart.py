@@ -108,6 +108,37 @@ def test_a_stall_of_this_side_is_forgiven_and_the_peer_gets_a_beat_to_be_read() 
     assert patient.silences == []
 
 
+def test_stalls_of_this_side_are_forgiven_as_often_as_they_come() -> None:
+    """A machine where nobody gets a core for three seconds, again and again: this side was awake for 4 s of 16."""
+    patient = Patient()
+    for _ in range(4):
+        patient.clock.fire_next(late_s=3.0)
+    assert patient.clock.now == 1016.0
+    assert patient.silences == []
+    assert patient.heart.silence_s == 4.0
+
+
+def test_a_stall_hides_no_silence_that_was_measured_awake() -> None:
+    patient = Patient()
+    for _ in range(3):
+        patient.clock.fire_next()
+    patient.clock.fire_next(late_s=30.0)
+    assert patient.heart.silence_s == 4.0
+    patient.run(3)
+    assert patient.silences == [5.0]
+
+
+def test_the_stall_in_which_the_time_runs_out_leaves_a_beat_to_read_what_waits() -> None:
+    patient = Patient()
+    for _ in range(4):
+        patient.clock.fire_next()
+    patient.clock.fire_next(late_s=10.0)
+    assert patient.silences == []
+    patient.heart.heard_at = patient.clock.now  # it was there, unread
+    patient.clock.fire_next()
+    assert patient.silences == []
+
+
 @pytest.mark.parametrize("late_s", [0.6, 3.0, 60.0])
 def test_a_peer_that_is_silent_through_stalls_is_given_up_in_the_end(late_s: float) -> None:
     patient = Patient()

@@ -114,15 +114,15 @@ class Assembler:
     """Collects frames into messages. One per connection and direction."""
 
     def __init__(self, max_message_bytes: int, max_partial_messages: int = MAX_PARTIAL_MESSAGES) -> None:
-        self._max_partial_messages = max_partial_messages
         self._partial: dict[tuple[int, int], tuple[bytearray, Flags]] = {}
         self.partial_bytes = 0
         self.frames = 0  # read so far
-        self.set_limit(max_message_bytes)
+        self.set_limits(max_message_bytes, max_partial_messages)
 
-    def set_limit(self, max_message_bytes: int) -> None:
-        """From now on a message may have this many bytes."""
+    def set_limits(self, max_message_bytes: int, max_partial_messages: int) -> None:
+        """From now on a message may have this many bytes, and so many may be unfinished; 0: each is one frame."""
         self.max_message_bytes = max_message_bytes
+        self._max_partial_messages = max_partial_messages
         self._max_payload_bytes = min(MAX_PAYLOAD_BYTES, max_message_bytes)
 
     def read(self, message: Buffer) -> list[Message]:
@@ -156,8 +156,9 @@ class Assembler:
                     raise self._oversize(frame, size)
                 return Message(frame.stream_id, frame.sequence, frame.flags, frame.payload)
             if len(self._partial) >= self._max_partial_messages:
+                when = "" if self._max_partial_messages else " before hello"
                 raise RemoteProtocolError(
-                    f"{len(self._partial) + 1} unfinished messages: at most {self._max_partial_messages} are held"
+                    f"{len(self._partial) + 1} unfinished messages{when}: at most {self._max_partial_messages} are held"
                 )
             held = (bytearray(), Flags(0))
         if IS_VENT[frame.flags]:

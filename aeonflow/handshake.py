@@ -12,6 +12,8 @@ from .messages import PROTOCOL_VERSION, ConnectionMessage, Hello, Limits, decode
 HelloCheck = Callable[[Hello, Hello], None]
 
 MAX_CONNECTION_MESSAGE_BYTES = 64 * 1024  # hello, heartbeat, goodbye: read before limits are known
+# A hello is one frame. Who begins a longer message instead is refused at its first frame, not when it fails to end.
+MAX_PARTIAL_BEFORE_HELLO = 0
 
 
 def check_hello(local: Hello, remote: Hello) -> None:

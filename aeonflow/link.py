@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from . import bands
-from .assembly import Assembler, Message, cut_message, packed_frames
+from .assembly import MAX_PARTIAL_MESSAGES, Assembler, Message, cut_message, packed_frames
 from .auth import Permission
 from .batcher import FlowSendBatcher
 from .calls import FIRST_CALL_ID, CallTable
@@ -30,10 +30,11 @@ from .errors import (
     from_code,
 )
 from .frames import IS_VENT, SEQUENCE, SEQUENCE_AT, Buffer, Flags
-from .handshake import MAX_CONNECTION_MESSAGE_BYTES, check_limits, negotiate, read_connection_message
+from .handshake import MAX_CONNECTION_MESSAGE_BYTES, MAX_PARTIAL_BEFORE_HELLO, read_connection_message
 from .heartbeat import Heart
 from .link_options import CLOSE_CODES, ORDERLY_CODES, LinkOptions, LinkStats
 from .messages import Goodbye, Heartbeat, Hello, Limits, Vent, encode
+from .opening import Opening
 from .transport.base import Wire
 from .turn import turn_of
 from .vents import closed_error, error_to_tell, read_vent
@@ -77,7 +78,6 @@ class Link:
         self.on_close: Callable[[AeonflowError | None], None] | None = None
         self.on_ended: Callable[[Link], None] | None = None  # for the server that keeps the link
         self.goodbye: Goodbye | None = None
-        self._remote: Hello | None = None
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._turn = turn_of(self._loop)
@@ -88,15 +88,13 @@ class Link:
         self._is_closed = False
         self._error: AeonflowError | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._opened.add_done_callback(lambda done: done.cancelled() or done.exception())  # only dialers await it
+        self._opening = Opening(self._loop, hello, wire.peer_url, options, self._fail)
         self._calls = CallTable(self._loop, is_dialer=is_dialer)
         self._drain = DrainWaiters(wire.peer_url, lambda: wire.waiting_bytes, options.high_water_bytes)
         self.on_writable = self._drain.wake
-        self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES)  # until hello has come
+        self._assembler = Assembler(MAX_CONNECTION_MESSAGE_BYTES, MAX_PARTIAL_BEFORE_HELLO)  # until hello has come
         self._batcher = FlowSendBatcher(self._write, coalesce=coalesce, schedule=self._turn.schedule)
         self._heart = Heart(self._loop, options, self._send_connection_message, self._silent)
-        self._hello_timer = self._loop.call_later(options.handshake_s, self._hello_late)
         wire.set_high_water(min(options.high_water_bytes, options.max_outbound_bytes))
         self._send_connection_message(hello)
         self._batcher.flush()
@@ -105,9 +103,10 @@ class Link:
     @property
     def remote(self) -> Hello:
         """The peer's hello. LinkClosedError before it came."""
-        if self._remote is None:
+        remote = self._opening.remote
+        if remote is None:
             raise LinkClosedError(f"{self.peer_url}: no hello has come")
-        return self._remote
+        return remote
 
     @property
     def is_closed(self) -> bool:
@@ -229,7 +228,7 @@ class Link:
 
     async def opened(self) -> None:
         """Wait for the peer's hello; raises why there was none."""
-        await asyncio.shield(self._opened)
+        await self._opening.wait()
 
     def on_data(self, message: Buffer) -> None:
         """One WebSocket message: every frame is checked and assembled before anything is delivered."""
@@ -278,7 +277,7 @@ class Link:
         if stream == bands.CONNECTION:
             self._on_connection_message(message)
             return
-        if self._remote is None:
+        if self._opening.remote is None:
             raise RemoteProtocolError(f"stream {stream:04x} before hello: the first frame must be a hello")
         if message.sequence >= FIRST_CALL_ID and self._calls.take(message):
             return
@@ -314,23 +313,17 @@ class Link:
             error: AeonflowError | None = None
             if content.code not in ORDERLY_CODES:
                 error = from_code(content.code, content.reason)
-            elif self._remote is None:
+            elif self._opening.remote is None:
                 error = LinkClosedError(f"{self.peer_url}: goodbye before hello: {content.reason or content.code}")
             self._shut(error, "done", "")
-        elif self._remote is None:
+        elif self._opening.remote is None:
             raise RemoteProtocolError("heartbeat before hello: the first frame must be a hello")
         else:
             self._heart.remote = content
 
     def _on_hello(self, remote: Hello) -> None:
-        if self._remote is not None:
-            raise RemoteProtocolError(f"second hello from {remote.kind} {remote.name!r}")
-        self._options.check(self.local, remote)
-        check_limits(remote.limits)
-        self._remote = remote
-        self.limits = negotiate(self.local.limits, remote.limits)
-        self._assembler.set_limit(self.limits.max_message_bytes)
-        self._hello_timer.cancel()
+        self.limits = self._opening.take(remote)
+        self._assembler.set_limits(self.limits.max_message_bytes, MAX_PARTIAL_MESSAGES)
         self._heart.start()
         if self._on_open is not None:
             try:
@@ -338,8 +331,7 @@ class Link:
             except Exception as error:
                 logger.error("opening a link to %s failed", self.peer_url, exc_info=error)
                 raise AeonflowError(f"internal error while opening the link: {type(error).__name__}") from error
-        if not self._opened.done():
-            self._opened.set_result(None)
+        self._opening.done()
 
     def _write(self, message: Buffer) -> None:
         self._wire.send(message)
@@ -357,9 +349,6 @@ class Link:
     def _give_up(self, stream: int, sequence: int, error: AeonflowError) -> None:
         self._calls.abandon(stream, sequence, error)
         self.send_vent(stream, sequence, Vent(error.code, str(error), self.local.name))
-
-    def _hello_late(self) -> None:
-        self._fail(LinkClosedError(f"{self.peer_url}: no hello within {self._options.handshake_s} s"))
 
     def _silent(self, silence_s: float) -> None:
         self._fail(LinkClosedError(f"{self.peer_url}: silent for {silence_s:.1f} s"))
@@ -382,12 +371,10 @@ class Link:
     def _finish(self, error: AeonflowError | None) -> None:
         self._is_closed = True
         self._error = error
-        self._hello_timer.cancel()
         self._heart.stop()
         self._calls.fail_all(self._closed)
         self.on_writable()
-        if not self._opened.done():
-            self._opened.set_exception(error or self._closed())
+        self._opening.ended(error or self._closed())
         if self.on_ended is not None:
             self.on_ended(self)
         if self.on_close is not None:

@@ -228,6 +228,20 @@ async def test_anything_before_hello_closes_the_connection(server: tuple[Server,
     assert listening.links == set()
 
 
+@pytest.mark.parametrize("stream", [0, ATTN])
+async def test_a_message_that_does_not_end_is_no_hello_from_its_first_frame_on(
+    server: tuple[Server, Recorder], stream: int
+) -> None:
+    listening, recorder = server
+    async with stranger(listening.url) as client:
+        await client.send(Frame(stream, 1, NO_FLAGS, b"x").pack())
+        code, reason = await end_of(client)
+    assert code == 1002  # at once: 1008 would be the end of the handshake's time
+    assert "before hello" in reason
+    assert recorder.links == []
+    assert listening._handshaking == set()
+
+
 async def test_a_goodbye_before_hello_ends_the_connection(server: tuple[Server, Recorder]) -> None:
     async with stranger(server[0].url) as client:
         await client.send(Frame(0, 0, FIN, encode(Goodbye("done"))).pack())

@@ -47,11 +47,14 @@ def read_bundle(payload: bytes | bytearray | memoryview) -> ModelBundle:
 
 
 async def fetch_bundle(plan: Plan, stations: Sequence[StationLink]) -> ModelBundle:
-    """Ask the first station that embeds. DeadlineError naming it, RemoteProtocolError, the station's own errors."""
+    """Ask the first station that embeds. DeadlineError naming it, RemoteProtocolError, the station's own errors.
+
+    Read in a thread: a large tokenizer takes seconds on a busy machine, and links must beat meanwhile.
+    """
     station = stations[next(i for i, s in enumerate(plan.stations) if any(r.name == "embed" for r in s.roles))]
     try:
         async with asyncio.timeout(BUNDLE_TIMEOUT_S):
             reply = await station.ask(GetCard(), bands.WEIGHTS)
     except TimeoutError:
         raise DeadlineError(f"station {station.name} sent no model card within {BUNDLE_TIMEOUT_S:g} s") from None
-    return read_bundle(reply.payload)
+    return await asyncio.to_thread(read_bundle, reply.payload)

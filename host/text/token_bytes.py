@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -29,6 +29,19 @@ class TokenBytes(msgspec.Struct, frozen=True):
     table: tuple[bytes, ...]
     specials: frozenset[int]
     strips_first_space: bool
+
+
+class _Model(TypedDict, total=False):
+    type: Any
+    vocab: Any
+
+
+class TokenizerDocument(TypedDict, total=False):
+    """What is read of a `tokenizer.json`: the rest, merges above all, is most of it and makes no objects."""
+
+    decoder: Any
+    added_tokens: Any
+    model: _Model
 
 
 def token_bytes_of(document: Mapping[str, Any]) -> TokenBytes:

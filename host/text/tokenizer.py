@@ -6,16 +6,16 @@ is this module's own business: exactly one where the model wants one, whoever wr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import cached_property
 
+import msgspec
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ..errors import InvalidRequestError
 from .errors import TokenizerError
 from .memory import give_back
-from .token_bytes import TokenBytes, token_bytes_of
+from .token_bytes import TokenBytes, TokenizerDocument, token_bytes_of
 
 
 class Tokenizer:
@@ -27,7 +27,7 @@ class Tokenizer:
         """Raises TokenizerError when the JSON cannot be used, or `add_bos` is asked of a model without a BOS."""
         text = tokenizer_json.decode("utf-8") if isinstance(tokenizer_json, bytes) else tokenizer_json
         try:  # Python's objects go before the library makes its own: together they would be the peak of a small host
-            self.bytes: TokenBytes = token_bytes_of(json.loads(text))
+            self.bytes: TokenBytes = token_bytes_of(msgspec.json.decode(text, type=TokenizerDocument))
             self._library = LibraryTokenizer.from_str(text)
         except TokenizerError:
             raise

@@ -199,12 +199,11 @@ class Express:
                 del self._parts[session]
 
     def _count(self, lane: Lane) -> None:
-        counters, rows = self._station.counters, lane.rows
-        counters.computed_alone(lane.stage.role, rows, lane.took_ns * 1e-9)
+        counters, (rows, took_ns) = self._station.counters, lane.take_counts()
+        counters.computed_alone(lane.stage.role, rows, took_ns * 1e-9)
         counters.events["messages_forwarded"] += rows * len(lane.stage.edges or ())
         if lane.stage.role == "head":
             counters.events["answers"] += rows
-        lane.rows = lane.took_ns = 0
 
     def _is_plain(self, job: Job) -> bool:
         stage, head, session, station = job.stage, job.head, job.session, self._station

@@ -55,7 +55,7 @@ class Cost(Protocol):
 
     seconds: float
 
-    def learn(self, seconds: float) -> None: ...
+    def learn(self, seconds: float, samples: int = 1) -> None: ...
 
 
 def lane_key(message: bytes) -> bytes:
@@ -77,7 +77,7 @@ def row_head(
 
 class Lane:
     """One stage of one session in one epoch, and its input where that is one. `num_bytes`: of a message with a row of
-    that; `rows` and `took_ns` count what went through since they were counted.
+    that; `rows` and `took_ns` count what went through, `take_counts` what did since it was last asked.
 
     `limit`: positions from there on need the general path, which makes room; the lane is then made anew.
     """
@@ -94,6 +94,9 @@ class Lane:
         self.limit = min(prepared.limit, job.session.max_positions)
         self.rows = 0
         self.took_ns = 0
+        self._told = (0, 0)
+        self._learnt_rows = 0  # of these, what the cost knows of
+        self._learnt_ns = 0
         self._prepared = prepared  # kept alive: compiled code holds addresses of its memory
         self._run = prepared.run
         self._result = prepared.took_ns
@@ -110,6 +113,12 @@ class Lane:
         if session.epoch != self.epoch or session.is_poisoned or session.is_closed or first >= self.limit:
             return False
         return self.compute(message, None, settled, first, now)
+
+    def take_counts(self) -> tuple[int, int]:
+        """Rows, and nanoseconds of their compute."""
+        told_rows, told_ns = self._told
+        self._told = self.rows, self.took_ns
+        return self.rows - told_rows, self.took_ns - told_ns
 
     @property
     def is_past(self) -> bool:
@@ -162,7 +171,12 @@ class Lane:
         return True
 
     def _was_long(self, took_ns: int) -> None:
+        """The short rows since the last long one count as well: on a busy machine one in a hundred is preempted."""
+        num_short = self.rows - 1 - self._learnt_rows
+        if num_short:
+            self._cost.learn((self.took_ns - took_ns - self._learnt_ns) * 1e-9 / num_short, num_short)
         self._cost.learn(took_ns * 1e-9)
+        self._learnt_rows, self._learnt_ns = self.rows, self.took_ns
         if self._cost.seconds * 1e9 > self._limit_ns:
             self.limit = 0  # it has become a case for the compute thread
 

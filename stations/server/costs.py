@@ -19,13 +19,14 @@ class Estimate:
         self.seconds = guess_s
         self.is_guess = True
 
-    def learn(self, seconds: float) -> None:
-        """A batch like this took `seconds`."""
+    def learn(self, seconds: float, samples: int = 1) -> None:
+        """A batch like this took `seconds`; of several in a row, their mean."""
         known = self.seconds
         if self.is_guess:
             self.seconds, self.is_guess = seconds, False
         else:
-            self.seconds = known + _WEIGHT * ((seconds if seconds < _MAX_JUMP * known else _MAX_JUMP * known) - known)
+            weight = _WEIGHT if samples == 1 else 1.0 - (1.0 - _WEIGHT) ** samples
+            self.seconds = known + weight * ((seconds if seconds < _MAX_JUMP * known else _MAX_JUMP * known) - known)
 
 
 class CostModel:

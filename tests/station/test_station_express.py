@@ -36,6 +36,7 @@ from stations.kernels.fast.backend import FastBackend
 from stations.models.folder import ModelFolder
 from stations.models.roles import parse_roles
 from stations.server import shell
+from stations.server.costs import Estimate
 from stations.server.shell import Shell
 
 from .cores import KV_BUDGET, ROUTE, carriers_of, tensor
@@ -364,6 +365,33 @@ async def test_lanes_that_are_made_anew_take_the_place_of_the_old_ones(
                 lane.limit = 0  # as a row that took long leaves it
             held.append(sum(map(len, straight.shell.express._parts.values())))
         assert held == [0] + [2] * 11
+
+
+async def test_a_lane_bears_rows_that_were_preempted_and_ends_where_rows_have_become_long(
+    model: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "INLINE_LIMIT_S", 60.0)
+    async with both_ways(model, 0) as (straight, _):
+        for first in range(3):
+            row = tensor(Port.X, np.full((1, model.card.hidden_size), 0.5, np.float32), first=first)
+            straight.neighbour.send(bands.ATTN, first, pack_tensors([row]))
+            await straight.settle()
+        (lane,) = straight.shell.express.lanes
+        lane._cost, lane._limit_ns = Estimate(0.2e-3), 500_000
+
+        def passes(took_ns: int) -> None:
+            lane.rows, lane.took_ns = lane.rows + 1, lane.took_ns + took_ns
+            if took_ns > lane._limit_ns:
+                lane._was_long(took_ns)
+
+        for _ in range(50):
+            for _ in range(20):
+                passes(200_000)
+            passes(8_000_000)
+        assert lane.limit > 0
+        for _ in range(50):
+            passes(600_000)
+        assert lane.limit == 0
 
 
 async def test_a_table_full_of_lanes_in_use_is_not_searched_for_every_row(

@@ -16,21 +16,12 @@ from urllib.parse import urlsplit
 from aeonflow import Flags, Heartbeat, Link, Message, bands
 from aeonflow.assembly import read_message
 from aeonflow.endpoint import is_loopback
-from aeonflow.errors import (
-    AeonflowError,
-    FrameTooLargeError,
-    LinkClosedError,
-    NotForYouError,
-    StationLostError,
-    UnsupportedError,
-)
+from aeonflow.errors import AeonflowError, NotForYouError, StationLostError, UnsupportedError
 from aeonflow.tensors import session_of
-from aeonflow.trace import Recorder
 from aeonflow.turn import turn_of
 
 from ..core.batch import Batch
 from ..core.express import Express
-from ..core.outgoing import Outgoing, ToLink, ToStation
 from ..core.stages import Stage
 from ..core.station import Station
 from ..core.trace import record_batch
@@ -39,6 +30,7 @@ from .costs import INLINE_LIMIT_S, CostModel, Estimate
 from .machine import resident_bytes
 from .peers import Dial, Peer, PeerOptions, Peers
 from .placement import Placement, usable_cores
+from .sender import Sender
 
 TICK_S = 1.0
 TURN_S = 0.5e-3  # of inline batches in a row; then frames are read
@@ -81,9 +73,10 @@ class Shell:
             allowed_urls=station.dial_urls,
             on_link=lambda link: link.set_heartbeat(self.heartbeat),
             on_lost=self._peer_lost,
-            on_unsent=self._unsent,
+            on_unsent=station.unsent,
             options=peer_options,
         )
+        self._send_outgoing = Sender(station, self.links, self._peers).send_outgoing
         self._placement = Placement(usable_cores())
         self.express = Express(station, self, INLINE_LIMIT_S)
         station.use_gauges(self.gauges)
@@ -278,64 +271,6 @@ class Shell:
             finally:  # whatever went wrong with this batch, others wait
                 self._pump()
 
-    def _send_outgoing(self) -> None:
-        """Hand every effect to its link: what one turn made leaves together, and now.
-
-        One pass alone makes one or two, for two stations: each is written at once, the first (n, on the critical path)
-        before the second is framed.
-        """
-        take = self.station.take_outgoing
-        while outgoing := take():
-            if len(outgoing) > 2 or (len(outgoing) == 2 and outgoing[0][0] == outgoing[1][0]):
-                self._send_together(outgoing)
-                continue
-            trace = self.station.trace
-            for effect in outgoing:
-                began_s = trace.clock() if trace is not None else 0.0
-                self._send(effect, now=True)
-                if trace is not None:
-                    _record_sent(trace, began_s, effect)
-
-    def _send_together(self, outgoing: list[Outgoing]) -> None:
-        """Frame all, then flush the links used: what goes to one station is one message."""
-        trace = self.station.trace
-        used: dict[int, Link | Peer] = {}
-        marks: list[tuple[float, Outgoing, int]] = []
-        for effect in outgoing:
-            began_s = trace.clock() if trace is not None else 0.0
-            target = self._send(effect)
-            if target is not None:
-                used[id(target)] = target
-                if trace is not None:
-                    marks.append((began_s, effect, id(target)))
-        for key, target in used.items():
-            target.flush()
-            if trace is not None:
-                for began_s, effect, to in marks:
-                    if to == key:
-                        _record_sent(trace, began_s, effect)
-
-    def _send(self, effect: Outgoing, *, now: bool = False) -> Link | Peer | None:
-        """Queue an effect on its link, or write it `now`. Returns what to flush."""
-        if type(effect) is ToStation:
-            try:
-                peer = self._peers.get(effect.url)
-            except StationLostError as error:  # its route was replaced while this was computed
-                self.station.unsent(effect, error)
-                return None
-            peer.send(effect, now=now)
-            return peer
-        assert type(effect) is ToLink
-        link = self.links.get(effect.link)
-        if link is not None:
-            try:
-                link.send(effect.stream, effect.sequence, effect.pieces, effect.flags, now=now)
-            except FrameTooLargeError as error:
-                self.station.unsent(effect, error)
-            except LinkClosedError:
-                pass  # its on_close drops the sessions of that host
-        return link
-
     def _weights(self, link: Link, message: Message) -> None:
         """af40 is answered in the loop: a card, or a piece of a mapped file. Errors go back as VENTs, by the link."""
         if link.permission != "full":
@@ -361,9 +296,6 @@ class Shell:
             self.station.station_lost(url, reason)
             self._send_outgoing()
 
-    def _unsent(self, message: Outgoing, error: AeonflowError) -> None:
-        self.station.unsent(message, error)
-
     def _tick(self) -> None:
         num_sessions = len(self.station.sessions)
         self.station.tick(self._clock())
@@ -374,9 +306,3 @@ class Shell:
         self._peers.retire()
         self._send_outgoing()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
-
-
-def _record_sent(trace: Recorder, began_s: float, effect: Outgoing) -> None:
-    """A message that began to be framed at `began_s` has just been written."""
-    place = effect.url if isinstance(effect, ToStation) else ""
-    trace.sent(began_s, effect.stream, effect.flags, effect.pieces, place)

@@ -10,12 +10,7 @@ event loop of its own and no global state; several engines may live side by side
 
 from __future__ import annotations
 
-import asyncio
-import os
-import random
-import secrets
 import ssl as ssl_module
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -29,31 +24,26 @@ from .generate import Generation, Seat, Setting
 from .kv_options import KvKeywords, make_kv_options
 from .launch import (
     ConnectOptions,
-    EngineOptions,
     LaunchOptions,
-    Stations,
     addresses,
     connected_stations,
     given_or_fleet,
     launched_stations,
 )
 from .network import Network
-from .overlay_proof import proofs_folder
 from .pace import Pace
 from .pairx import PairX
 from .pairx.gate_file import coalesces_by_default
 from .prefill import Window
 from .request import GenerateOptions, Prompt, Request, make_request
+from .running import make_network, running
 from .sequence import TokenSequence
 from .session import OneAnswer, Session
-from .setting import describe
-from .speculate.drafters import Drafters, running_drafters
+from .speculate.drafters import Drafters
 from .speculate.policy import Proposer
-from .status import engine_status, measured_pace
-from .trace import traced_to
+from .status import engine_status
 
 DEADLINE_S = 60.0  # without any progress of a session; slow machines need seconds for a long prefill chunk
-IDLE_S = 3600.0  # after which stations forget a session that nobody used
 REJOIN_S = 20.0  # how long a new request waits for a lost station to come back
 PROBE_S, PROBE_FACTOR = 5.0, 20.0  # patience of `status` with its probe: so long, or so often what a token takes
 
@@ -147,9 +137,9 @@ class Engine:
         )
         options.check()
         async with AsyncExitStack() as stack:
-            network = _network(options)
+            network = make_network(options)
             stations = await launched_stations(options, network, stack)
-            async with _running(cls, network, stations, options, trace, stack) as engine:
+            async with running(cls, network, stations, options, trace, stack) as engine:
                 yield engine
 
     @classmethod
@@ -204,11 +194,11 @@ class Engine:
             ssl=ssl,
         )
         options.check()
-        network = _network(options)
+        network = make_network(options)
         stations = connected_stations(options, network)
         async with (
             AsyncExitStack() as stack,
-            _running(cls, network, stations, options, trace, stack) as engine,
+            running(cls, network, stations, options, trace, stack) as engine,
         ):
             yield engine
 
@@ -337,61 +327,3 @@ class Engine:
         if decoder.request.prefill_chunk is None and any(d.is_decoding for d in self._decoders if d is not decoder):
             return self._pace.cap()
         return None
-
-
-@asynccontextmanager
-async def _running(
-    cls: type[Engine],
-    network: Network,
-    stations: Stations,
-    options: EngineOptions,
-    trace: str | Path | None,
-    stack: AsyncExitStack,
-) -> AsyncIterator[Engine]:
-    """Join the stations, probe the chain, and close the network at the end whatever happens. `stack`: what else the
-    engine needs as long as it lives."""
-    try:
-        await network.start(stations.links, stations.make_plan)
-        pace = await measured_pace(network, stations.cores)
-        speculating = running_drafters(options.speculate, network, pace, cls.launch, time.perf_counter)
-        drafters = await stack.enter_async_context(speculating)
-        engine = cls(
-            network,
-            name=options.name or stations.name,
-            prefill_chunk=options.prefill_chunk,
-            rejoin_s=options.rejoin_s,
-            pace=pace,
-            drafters=drafters,
-            describe_setting=lambda net: describe(options, net, proofs_folder(os.environ)),
-            clock=time.perf_counter,
-        )
-        async with traced_to(trace, network, engine.clock, lambda: _about(engine)):
-            yield engine
-    finally:
-        await asyncio.shield(network.close())
-
-
-def _about(engine: Engine) -> dict[str, Any]:
-    """What a trace says of the engine it was taken of."""
-    setting = engine.setting
-    return {
-        "model": engine.card.name,
-        "plan": setting.plan,
-        "route": setting.route,
-        "kernels": setting.kernels,
-        "transport": setting.transport,
-    }
-
-
-def _network(options: EngineOptions) -> Network:
-    return Network(
-        is_relay=options.route == "relay",
-        deadline_s=options.deadline_s,
-        idle_s=IDLE_S,
-        kv=options.kv,
-        pair_x=options.pair_x,
-        prefill_chunk=options.prefill_chunk,
-        check=lambda net: describe(options, net, proofs_folder(os.environ), refuse_bounded=options.exact),
-        clock=time.perf_counter,
-        rng=random.Random(secrets.randbits(64)),
-    )

@@ -127,6 +127,12 @@ class PoisonedError(CallError):
     code = "poisoned"
 
 
+class SeedError(PoisonedError):
+    """A residual seed that rows are computed from is not what was sent, or has not come; without seeds they can be."""
+
+    code = "bad_seed"
+
+
 class UnsupportedError(CallError):
     """An option, model or combination that this version does not do, with what it does."""
 

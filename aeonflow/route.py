@@ -133,6 +133,18 @@ def is_bypassed(route: Route, layer: int) -> bool:
     return route.pair_x == "bypass" and layer in route.seeded
 
 
+def has_canonical_seeds(route: Route) -> bool:
+    """Are rows computed from seeds, so that a lost one holds them up?"""
+    return bool(route.seeded) and route.pair_x in ("bypass", "live")
+
+
+def takes_canonical_seed(route: Route, role: str, layer: int) -> bool:
+    """May `role` of `layer` have to wait for a seed before it can compute?"""
+    if not has_canonical_seeds(route) or layer not in route.seeded:
+        return False
+    return role == "attn" or (role == "gate_up" and route.pair_x == "live")
+
+
 def check_pair_x(route: Route) -> None:
     """PlanError unless the route's residual seeds can be: a mode there is, layers there are, attn, gate_up and down."""
     if route.pair_x not in PAIR_X_MODES:

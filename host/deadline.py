@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from aeonflow.errors import DeadlineError
+from aeonflow.errors import DeadlineError, SeedError
 from aeonflow.messages import Carrier, Route, Where, Whereabouts
+from aeonflow.route import takes_canonical_seed
 
 from .links import LinkState, StationLink, answers
 from .sequence import TokenSequence
@@ -22,20 +23,31 @@ def overdue(sequences: Iterable[TokenSequence], now: float, deadline_s: float) -
 
 async def who_is_behind(
     route: Route, stations: Sequence[StationLink], sequence: TokenSequence, deadline_s: float
-) -> DeadlineError:
-    """Ask every station how far it has passed the session on; the error names the first that has not."""
+) -> DeadlineError | SeedError:
+    """Ask every station how far it has passed the session on; the error names the first that has not.
+
+    SeedError where that station lives and may be waiting for a residual seed: without seeds the pass can go on.
+    """
     position = sequence.oldest_in_flight
     replies = await answers(stations, Where(sequence.session), Whereabouts, WHERE_TIMEOUT_S)
     waited = f"no answer for position {position} within {deadline_s:g} s"
-    carrier = first_behind(route, (position or 0) + 1, replies)
-    if carrier is None:
+    place = first_behind(route, (position or 0) + 1, replies)
+    if place is None:
         return DeadlineError(f"{waited}, though every station says it passed it on")
+    carrier, layer = place
     name = stations[carrier.station].name
     layers = "" if carrier.role in ("embed", "head") else f" of layers {carrier.lo}-{carrier.hi}"
     if carrier.station not in replies:
         return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) does not answer at all")
     busy = _long_batch(stations[carrier.station], deadline_s)
+    if not busy and takes_canonical_seed(route, carrier.role, layer):
+        return lost_seed(waited, name, carrier, layer)
     return DeadlineError(f"{waited}: station {name} ({carrier.role}{layers}) has not passed it on{busy}")
+
+
+def lost_seed(waited: str, name: str, carrier: Carrier, layer: int) -> SeedError:
+    """The error for a pass that waits for a seed at station `name`."""
+    return SeedError(f"{waited}: a residual seed for {carrier.role} of layer {layer} did not come to station {name}")
 
 
 def _long_batch(station: StationLink, deadline_s: float) -> str:
@@ -47,22 +59,22 @@ def _long_batch(station: StationLink, deadline_s: float) -> str:
     return f": its batch has run for {busy_s:.1f} s" if busy_s >= deadline_s / 2 else ""
 
 
-def first_behind(route: Route, end: int, replies: Mapping[int, Whereabouts]) -> Carrier | None:
-    """The first carrier, in the order of the pass, that has not sent on every row below `end`.
+def first_behind(route: Route, end: int, replies: Mapping[int, Whereabouts]) -> tuple[Carrier, int] | None:
+    """The first carrier, in the order of the pass, that has not sent on every row below `end`, and of which layer.
 
     `replies` by the station's index in the route; who has not replied is behind.
     """
     for carrier, layer in _in_pass_order(route):
         reply = replies.get(carrier.station)
         if reply is None:
-            return carrier
+            return carrier, layer
         passed = [
             position
             for role, at, position in reply.passed
             if role == carrier.role and (at == layer or (role == "block" and carrier.lo <= at <= carrier.hi))
         ]
         if max(passed, default=0) < end:
-            return carrier
+            return carrier, layer
     return None
 
 

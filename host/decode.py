@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from blake3 import blake3
 
-from aeonflow.errors import AeonflowError, RollbackError
+from aeonflow.errors import AeonflowError
 from aeonflow.tensors import Want
 
 from .errors import EngineClosedError
@@ -23,11 +23,15 @@ from .prefill import Prefill, Window
 from .request import Request
 from .result import Chunk, FinishReason, TokenLogprob
 from .sampling import Choice, choose, choose_among
-from .sequence import F32, Answer, DraftAnswer, TokenSequence
+from .sequence import F32, Answer, Detour, DraftAnswer, TokenSequence
 from .speculate.policy import Means, Speculation
 from .text import TextStream
 
 MAX_RESUMES = 4  # of a generation from tokens: stations that lose rows again and again are broken
+
+
+def _is_final(error: AeonflowError) -> bool:
+    return False
 
 
 class Outbox:
@@ -63,8 +67,9 @@ class Outbox:
 
 class Decoder:
     """One generation under way. `cap()` bounds the next prefill chunk while others decode (None: no bound); `means`
-    are where guesses come from, at most `max_rows` rows a pass. `resume` is called when stations have lost rows to a
-    change of form: they are to be asked what they hold, then `resumed`, or the error to `fail`.
+    are where guesses come from, at most `max_rows` rows a pass. `mend` is asked when passes have failed: True where
+    stations are being asked what they hold of the session, to go on from there; then `resumed` will be called, or
+    `fail`.
 
     `on_end` is called once: when the last token was chosen, at an error, at a cancellation. Passes may still be under
     way then; whoever owns the sequence closes it or begins a new epoch.
@@ -80,7 +85,7 @@ class Decoder:
         means: Means,
         max_rows: int,
         cap: Callable[[], int | None],
-        resume: Callable[[], None] | None = None,
+        mend: Callable[[AeonflowError], bool] = _is_final,
         clock: Callable[[], float],
         on_end: Callable[[], None],
     ) -> None:
@@ -95,13 +100,14 @@ class Decoder:
         self.first_token_s = self.last_token_s = 0.0
         self.hops = 0
         self.decoded_bytes = 0  # of the host's frames, from the second token on
+        self.detour: Detour | None = None  # once it is over: the rows that went without the seeds that were asked for
         self.speculation = Speculation(
             sequence, means, end=request.num_positions, max_rows=max_rows, pick=self._pick, clock=clock
         )
         self._stream = stream
         self._outbox = outbox
         self._cap = cap
-        self._resume = resume
+        self._mend = mend
         self._num_resumes = 0
         self._is_resuming = False
         self._clock = clock
@@ -160,6 +166,7 @@ class Decoder:
     def _end(self, error: BaseException | None = None) -> None:
         """Rows beyond what plain decoding would have fed are taken back, then everybody is told."""
         self.speculation.stop()
+        self.detour = self.sequence.detour
         if self.token_ids:
             self.sequence.reject(len(self.request.prompt_ids) + len(self.token_ids) - 1)
         self._outbox.end(error)
@@ -214,11 +221,11 @@ class Decoder:
                 return
             if self._is_resuming and not isinstance(error, EngineClosedError):  # other passes of what is being mended
                 return
-            if isinstance(error, RollbackError) and self._resume is not None and self._num_resumes < MAX_RESUMES:
+            if self._num_resumes < MAX_RESUMES and self._mend(error):
                 self._num_resumes += 1
                 self._is_resuming = True
                 self._prefill = None
-                self._resume()
+                self.speculation.stop()
             elif self._prefill is not None or not self.speculation.mend(error):  # rows that are known are not there
                 self.fail(error)
         except Exception as worse:  # as in `_answered`

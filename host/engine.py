@@ -310,7 +310,7 @@ class Engine:
             means=self.drafters.means(proposer, can_pipeline=sequence.kv.o1 is None),
             max_rows=self.drafters.max_rows,
             cap=lambda: self._prefill_cap(decoder),
-            resume=lambda: self.network.recover(sequence, lambda: decoder.resumed(window()), decoder.fail),
+            mend=lambda e: self.network.mend(sequence, e, lambda: decoder.resumed(window()), decoder.fail),
             clock=self.clock,
             on_end=ended,
         )

@@ -57,7 +57,7 @@ class ForwardedPassage(ChainPassage):
         if stream == bands.HEAD and head.port != Port.X:
             return self.receive(message.payload, sequences)
         sequence = sequences.get(head.session)
-        if sequence is None or not sequence.is_current(head.epoch) or head.route != self.route.route:
+        if sequence is None or not sequence.is_current(head.epoch) or head.route != sequence.passage.route.route:
             if bands.is_seed(stream):
                 self._seeds.stale[(stream - bands.SEED_FIRST) >> 1] += 1
             return False

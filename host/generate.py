@@ -137,13 +137,17 @@ class Generation:
         hops = num_bytes = cached = 0
         interior_bytes = setting.interior_bytes
         speculation: dict[str, Any] = {}
-        drafts = SourceCounts()
+        drafts, detour = SourceCounts(), decoder.detour if decoder is not None else None
+        num_rows = 0  # that were asked to go with seeds, those that the session held already counted too
         if decoder is not None:
             token_ids, logprobs = tuple(decoder.token_ids), tuple(decoder.logprobs)
             text, logits_hash = "".join(decoder.texts), decoder.logits_hash
             reason = decoder.finish_reason or FINISH_CANCELLED
             hops = decoder.hops
             cached = len(prompt) - decoder.num_prefilled
+            num_rows = len(prompt) + len(token_ids) - 1
+            if detour is not None:
+                num_rows = min(num_rows, detour.first)
             speculation = decoder.speculation.to_json()
             drafts = decoder.speculation.counts.sources.get("draft", drafts)
             if len(token_ids) > 1:
@@ -165,7 +169,7 @@ class Generation:
             hops_per_token=hops,
             bytes_per_token=num_bytes + interior_bytes if num_bytes else setting.token_bytes,
             speculation=speculation,
-            pair_x=setting.seeding.told(drafts, max(0, len(prompt) - cached + len(token_ids) - 1)),
+            pair_x=setting.seeding.told(drafts, max(0, num_rows - cached), detour.why if detour else ""),
             logits_hash=logits_hash,
             logprobs=logprobs if request.sampling.logprobs is not None else None,
         )

@@ -20,24 +20,25 @@ from aeonflow.errors import (
     CancelledCallError,
     LinkClosedError,
     RemoteProtocolError,
+    RollbackError,
     StationLostError,
 )
 from aeonflow.frames import IS_VENT
 from aeonflow.kv_options import Barrier, KvOptions
-from aeonflow.messages import Cancel, Close, InstallRoute, Open, Opened, Resume, Resumed, Route, decode_vent
+from aeonflow.messages import Cancel, Close, Open, Opened, Resume, Resumed, Route, decode_vent
 from aeonflow.trace import Recorder
 
 from .card import ModelBundle, fetch_bundle
 from .chain import ChainPassage
-from .deadline import overdue, who_is_behind
 from .errors import EngineClosedError
-from .forward import installed
 from .links import CONTROL_TIMEOUT_S, LinkState, StationLink, check_alike, gather, vent_error
 from .pairx import NO_SEEDING, PairX
 from .pairx.decide import decide
-from .plan import Plan, to_route
-from .relay import RelayPassage, SeedCounts
+from .plan import Plan
+from .relay import SeedCounts
 from .sequence import TokenSequence
+from .watch import Watch
+from .ways import Ways
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,6 @@ DIAL_TIMEOUT_S = 10.0
 MAX_DIALS_AT_ONCE = 16
 REDIAL_FIRST_S, REDIAL_CAP_S = 0.05, 2.0
 LOSS_NOTICE_S = 1.5  # a neighbour may report a lost station before our own link to it breaks, with less to tell
-WATCH_PERIOD_S = 1.0
 NOT_INSTALLED = "the route is not installed"
 
 
@@ -78,6 +78,7 @@ class Network:
         self.kv = kv
         self.seeding = NO_SEEDING  # which layers of the route take residual seeds
         self.seeds = SeedCounts()  # of this host, where it relays
+        self.ways = Ways(clock)
         self._pair_x = pair_x
         self._prefill_chunk = prefill_chunk
         self.is_closed = False
@@ -89,12 +90,13 @@ class Network:
         self._next_session = rng.getrandbits(39) << 24 | 1  # stations may serve several hosts: ids must not meet
         self._plan: Plan | None = None
         self._bundle: ModelBundle | None = None
-        self._passage: ChainPassage | RelayPassage | None = None
         self._ready = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._recovering: set[StationLink] = set()
         self._explaining = 0  # of those, how many whose processes' last words are awaited
-        self._watch_timer: asyncio.TimerHandle | None = None
+        self._watch = Watch(
+            self.sequences, lambda: self.stations, deadline_s=deadline_s, clock=clock, spawn=self._spawn
+        )
 
     @property
     def bundle(self) -> ModelBundle:
@@ -108,8 +110,7 @@ class Network:
 
     @property
     def route(self) -> Route:
-        assert self._passage is not None, "not started"
-        return self._passage.route
+        return self.ways.current.route
 
     @property
     def is_ready(self) -> bool:
@@ -145,8 +146,7 @@ class Network:
         if self.is_closed:
             return
         self.is_closed = True
-        if self._watch_timer is not None:
-            self._watch_timer.cancel()
+        self._watch.stop()
         for sequence in list(self.sequences.values()):
             sequence.failed(EngineClosedError("the engine was left while this generation was running"))
             self.close_session(sequence)
@@ -175,10 +175,11 @@ class Network:
 
         `kv`: how this session's KV is kept; None as the engine's others.
         """
-        assert self._passage is not None, "not started"
         if self.is_closed:
             raise EngineClosedError("the engine has been left")
-        sequence = TokenSequence(self._next_session, self._passage, self._clock)
+        self.ways.lines.try_again()
+        sequence = TokenSequence(self._next_session, self.ways.current, self._clock)
+        sequence.detour = self.ways.detour(sequence.passage, 0)
         self._next_session += 1
         sequence.max_positions = max_positions
         sequence.kv = kv or self.kv
@@ -190,7 +191,7 @@ class Network:
         except BaseException:
             self.close_session(sequence)
             raise
-        self._watch()
+        self._watch.start()
         return sequence
 
     async def resume(self, sequence: TokenSequence, base: int) -> int:
@@ -198,16 +199,16 @@ class Network:
 
         Stations that are new to the session open it; all agree on the smallest number of rows that any still holds.
         """
-        assert self._passage is not None, "not started"
         now = tuple(station.incarnation for station in self.stations)
         newcomers = [s for s, a, b in zip(self.stations, sequence.incarnations, now, strict=True) if a != b]
         if newcomers:
             for station in newcomers:
                 station.tell(Close(sequence.session))  # an earlier try that was cut short may have opened it there
             await self._open_on(newcomers, sequence)
-        sequence.use(self._passage)
+        passage = self.ways.current
+        sequence.use(passage)
         sequence.restart(min(base, sequence.length))
-        resume = Resume(sequence.session, sequence.epoch, sequence.base, self._passage.route_id)
+        resume = Resume(sequence.session, sequence.epoch, sequence.base, passage.route_id)
         replies = await gather([(s, s.ask(resume)) for s in self.stations], CONTROL_TIMEOUT_S, "resume")
         if sequence.epoch != resume.epoch:
             raise CancelledCallError(f"session {sequence.session} went on in another epoch while it was resumed")
@@ -215,14 +216,21 @@ class Network:
         sequence.incarnations = now
         if have < sequence.base:
             sequence.restart(have)
+        sequence.detour = self.ways.detour(passage, sequence.base, sequence.detour)
         sequence.resumed()
         return sequence.base
 
-    def recover(
-        self, sequence: TokenSequence, then: Callable[[], object], failed: Callable[[AeonflowError], object]
-    ) -> None:
-        """`resume` in the background, as many rows as are answered for; `then` is called, or `failed` with what it
-        raises."""
+    def mend(
+        self,
+        sequence: TokenSequence,
+        error: AeonflowError,
+        then: Callable[[], object],
+        failed: Callable[[AeonflowError], object],
+    ) -> bool:
+        """Can passes that `error` ended go on from the rows that are answered for? True: that has begun, by `resume` in
+        the background, and `then` will be called, or `failed` with what it raises."""
+        if not isinstance(error, RollbackError) and not self.ways.leave_seeds(error, sequence.passage.route):
+            return False
 
         async def recovering() -> None:
             try:
@@ -233,10 +241,13 @@ class Network:
                 then()
 
         self._spawn(recovering(), f"resume session {sequence.session}")
+        return True
 
     def is_intact(self, sequence: TokenSequence) -> bool:
-        """Are all stations of the session still the connections it was opened on?"""
-        return sequence.incarnations == tuple(station.incarnation for station in self.stations)
+        """May a new epoch begin on it just so: on the connections and by the way it was opened on, and no station given
+        up on its rows?"""
+        is_connected = sequence.incarnations == tuple(station.incarnation for station in self.stations)
+        return is_connected and sequence.passage is self.ways.current and not sequence.is_poisoned
 
     def cancel(self, sequence: TokenSequence) -> None:
         """Stop what is under way for a session that lives on: a new epoch, told to every station at once."""
@@ -260,8 +271,7 @@ class Network:
             sequence.trace = trace
 
     async def _open_on(self, stations: Sequence[StationLink], sequence: TokenSequence) -> None:
-        assert self._passage is not None, "not started"
-        route, cache = self._passage.route_id, sequence.kv.to_wire()
+        route, cache = self.ways.current.route_id, sequence.kv.to_wire()
         opening = Open(sequence.session, route, sequence.max_positions, cache, self.idle_s)
         replies = await gather([(s, s.ask(opening)) for s in stations], CONTROL_TIMEOUT_S, "open")
         found = {Barrier(*pair) for reply in replies for pair in _expect(Opened, reply).barriers}
@@ -271,11 +281,12 @@ class Network:
 
     def received(self, station: StationLink, message: Message) -> None:
         """Everything that is no reply: answers of the chain, errors of passes, what is to be sent on."""
+        asked = self.ways.asked
         try:
             if IS_VENT[message.flags]:
                 self._vented(station, message)
-            elif isinstance(self._passage, ChainPassage) and message.stream in self._passage.streams:
-                self.stale += not self._passage.take(station, message, self.sequences)
+            elif isinstance(asked, ChainPassage) and message.stream in asked.streams:
+                self.stale += not asked.take(station, message, self.sequences)
             else:
                 self.strays += 1
         except (AeonflowError, msgspec.MsgspecError) as error:
@@ -347,40 +358,13 @@ class Network:
 
     async def _install_route(self) -> None:
         """Install a fresh route on every station; with the last answer the network is ready."""
-        urls = [station.hello.advertise or station.url for station in self.stations]
-        residual = self.bundle.card.residual
-        route = self.seeding.applied_to(to_route(self.plan, self._rng.getrandbits(31) | 1, urls, residual))
-        vocab_size = self.bundle.card.vocab_size
-        if self.is_relay and not self.seeding.is_seeded_pass:
-            self._passage = RelayPassage(route, self.stations, vocab_size, self.seeds)
-        else:
-            route = msgspec.structs.replace(route, through_host=self.is_relay)
-            asked = [(s, s.ask(InstallRoute(route, index))) for index, s in enumerate(self.stations)]
-            await gather(asked, CONTROL_TIMEOUT_S, "the installation of a route")
-            self._passage = installed(route, self.stations, vocab_size, self.seeds)
+        card = self.bundle.card
+        await self.ways.install(
+            self.plan, self.seeding, card.residual, self.stations, card.vocab_size, self.seeds,
+            is_relay=self.is_relay, next_id=lambda: self._rng.getrandbits(31) | 1,
+        )  # fmt: skip
         self.trouble = NOT_INSTALLED
         self._ready.set()
-
-    # Deadlines.
-
-    def _watch(self) -> None:
-        """Look at what is under way once a period, as long as there are sessions."""
-        if self._watch_timer is None and self.sequences and not self.is_closed:
-            period_s = min(WATCH_PERIOD_S, self.deadline_s / 4)
-            self._watch_timer = asyncio.get_running_loop().call_later(period_s, self._look)
-
-    def _look(self) -> None:
-        self._watch_timer = None
-        for sequence in overdue(self.sequences.values(), self._clock(), self.deadline_s):
-            sequence.is_suspect = True
-            self._spawn(self._investigate(sequence), "deadline")
-        self._watch()
-
-    async def _investigate(self, sequence: TokenSequence) -> None:
-        epoch = sequence.epoch
-        error = await who_is_behind(self.route, self.stations, sequence, self.deadline_s)
-        sequence.is_suspect = False
-        sequence.failed_if_current(epoch, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

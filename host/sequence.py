@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aeonflow.errors import AeonflowError, RemoteProtocolError, RollbackError
+from aeonflow.errors import AeonflowError, PoisonedError, RemoteProtocolError, RollbackError
 from aeonflow.kv_options import Barrier, KvOptions, is_barrier, next_barrier
-from aeonflow.messages import TraceEvent
+from aeonflow.messages import Route, TraceEvent
 from aeonflow.tensors import Kind, Port, Tensor, Want
 from aeonflow.trace import Recorder, What
 
@@ -76,8 +76,17 @@ class DraftAnswer(NamedTuple):
     logits: F32
 
 
+class Detour(NamedTuple):
+    """Rows from `first` on go without the residual seeds that were asked for; `why`, in words."""
+
+    first: int
+    why: str
+
+
 class Passage(Protocol):
     """A way through the stations: the answer comes to `sequence.answered`, an error to `sequence.failed`."""
+
+    route: Route
 
     def send(self, sequence: TokenSequence, one: Pass) -> None:
         """Send without waiting. Raises the link's error when the first message cannot be sent."""
@@ -105,6 +114,9 @@ class TokenSequence:
         self.kv = KvOptions()
         self.barriers: tuple[Barrier, ...] = ()
         self.is_cut_too_deep = False
+        self.is_poisoned = False  # at some station, until the next epoch
+        self.detour: Detour | None = None
+        self.passage = passage  # the way of this epoch's passes
         self.incarnations: tuple[int, ...] = ()
         self.is_closed = False
         self.is_suspect = False  # overdue, and being looked into
@@ -116,7 +128,6 @@ class TokenSequence:
         self.on_draft: Callable[[DraftAnswer], None] = _nobody_drafts
         self.trace: Recorder | None = None  # while a trace is recorded
         self._sent_s: dict[int, tuple[float, int]] = {}  # last position → when a pass left, its first: of a trace only
-        self._passage = passage
         self._clock = clock
         self._in_flight: deque[int] = deque()
         self._early: dict[int, Answer] = {}  # answers that overtook an older pass, by last position
@@ -161,7 +172,7 @@ class TokenSequence:
         self._in_flight.append(one.last)
         if self.trace is not None:
             self._sent_s[one.last] = (self.trace.clock(), first)
-        self._passage.send(self, one)
+        self.passage.send(self, one)
 
     def can_restart(self, base: int) -> bool:
         """Whether stations can cut to `base`: no change of form lies above it."""
@@ -172,6 +183,7 @@ class TokenSequence:
         if not 0 <= base <= self.length:
             raise AssertionError(f"epoch with base {base} over {self.length} answered rows")
         self.epoch += 1
+        self.is_poisoned = False
         self.base = self.length = base
         self.is_cut_too_deep = self.is_cut_too_deep or base < self._form_position
         del self.tokens[base:]
@@ -193,8 +205,8 @@ class TokenSequence:
         self._form_position = min(self._form_position, self.base)
 
     def use(self, passage: Passage) -> None:
-        """Another way through the stations from the next epoch on (a route was installed anew)."""
-        self._passage = passage
+        """Another way through the stations from the next epoch on (routes were installed anew, or seeds failed)."""
+        self.passage = passage
 
     def is_current(self, epoch: int) -> bool:
         """Does something of `epoch` still matter here?"""
@@ -224,6 +236,7 @@ class TokenSequence:
         """The passes under way will not be answered. The rows below `length` are still good."""
         self._forget_passes()
         self.is_cut_too_deep = self.is_cut_too_deep or isinstance(error, RollbackError)
+        self.is_poisoned = self.is_poisoned or isinstance(error, PoisonedError)
         self.on_error(error)
 
     def failed_if_current(self, epoch: int, error: AeonflowError) -> None:

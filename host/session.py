@@ -131,6 +131,7 @@ class Session:
             self._sequence = sequence
             return sequence
         await network.wait_ready(engine.rejoin_s)
+        network.ways.lines.try_again()
         base = common_prefix(sequence.tokens[: sequence.length], request.prompt_ids[:-1])
         if base != len(sequence.tokens) and not sequence.can_restart(base):
             sequence.is_cut_too_deep = True

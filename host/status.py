@@ -20,6 +20,7 @@ from .pace import Measured, Pace
 from .pairx.counters import seeds_status
 from .prefill import shape_of
 from .sequence import Answer
+from .ways import OF_SEEDS
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -36,10 +37,18 @@ class ProbeResult(NamedTuple):
 
 
 async def probe(network: Network, *, rows: int = 1, timeout_s: float) -> ProbeResult:
-    """Send `rows` rows of token 0 through all stations.
+    """Send `rows` rows of token 0 through all stations, once more without seeds where these fail.
 
     Raises what keeps them from arriving; after `timeout_s` DeadlineError, naming the station that holds them.
     """
+    try:
+        return await _probe_once(network, rows, timeout_s)
+    except OF_SEEDS as error:
+        network.ways.leave_seeds(error, network.route)
+    return await _probe_once(network, rows, timeout_s)
+
+
+async def _probe_once(network: Network, rows: int, timeout_s: float) -> ProbeResult:
     loop = asyncio.get_running_loop()
     sequence = await network.open(rows)
     arrived: asyncio.Future[Answer] = loop.create_future()
@@ -52,7 +61,7 @@ async def probe(network: Network, *, rows: int = 1, timeout_s: float) -> ProbeRe
             async with asyncio.timeout(timeout_s):
                 answer = await arrived
         except TimeoutError:
-            raise await who_is_behind(network.route, network.stations, sequence, timeout_s) from None
+            raise await who_is_behind(sequence.passage.route, network.stations, sequence, timeout_s) from None
         return ProbeResult(time.perf_counter() - sent_s, answer.hops)
     finally:
         network.close_session(sequence)
@@ -120,7 +129,7 @@ async def engine_status(engine: Engine) -> dict[str, Any]:
         "frames_per_message": frames / messages if messages else 0.0,
         "seeds_sent": sum(relayed) + _total(stats, "seeds_sent"),
         "seeds_received": _total(stats, "seeds_received"),
-        "pair_x": seeds_status(network.seeding, relayed, network.seeds.stale, values),
+        "pair_x": seeds_status(network.seeding, network.ways.lines.to_json(), relayed, network.seeds.stale, values),
         "speculation": engine.drafters.to_json(),
         "stale_answers": network.stale,
         "stray_messages": network.strays,

@@ -20,12 +20,17 @@ OUTCOMES = (
 
 
 def seeds_status(
-    seeding: Seeding, relayed: Sequence[int], stale: Sequence[int], stats: Sequence[dict[str, Any]]
+    seeding: Seeding,
+    closed: dict[str, Any],
+    relayed: Sequence[int],
+    stale: Sequence[int],
+    stats: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """Mode, layers, lines {sent, received, missing}, outcomes summed over the stations, shadow figures by layer.
 
-    By line, `relayed`: seeds that the host itself has sent; `stale`: that ended there on their way from station to
-    station. `stats`: what stations said after the former was read.
+    `closed`: whether this engine's lines are (`SeedLines.to_json`). By line, `relayed`: seeds that the host itself has
+    sent; `stale`: that ended there on their way from station to station. `stats`: what stations said after the former
+    was read.
     """
     lines: dict[str, dict[str, int]] = {}
     for line, sent, ended in zip(LINES, relayed, stale, strict=True):
@@ -46,14 +51,23 @@ def seeds_status(
         "lines": {name: {**counts, "missing": missing[name]} for name, counts in sorted(lines.items())},
         **found,
         "slots": sum(int(values.get("seed_slots", 0)) for values in stats),
-        "problem": _problem(missing, found),
+        **closed,
+        "problem": _problem(missing, found, closed),
         "shadow": {layer: shadow[layer] for layer in sorted(shadow, key=int)},
     }
 
 
-def _problem(missing: dict[str, int], found: dict[str, int]) -> str:
+def _problem(missing: dict[str, int], found: dict[str, int], closed: dict[str, Any]) -> str:
     """What is wrong with the seeds, in words; empty when all that were sent came and were used."""
-    said = [f"{count} seeds of line {name} were sent and have not come" for name, count in missing.items() if count > 0]
+    said = []
+    if closed["degraded"]:
+        said.append(
+            f"the lines are closed and the plain chain does the work, for {closed['reopens_s']:.0f} s more: "
+            f"{closed['degraded']}"
+        )
+    said += [
+        f"{count} seeds of line {name} were sent and have not come" for name, count in missing.items() if count > 0
+    ]
     if found["dropped"] or found["expired"]:
         said.append(f"{found['dropped']} seeds were dropped, {found['expired']} slots expired")
     return "; ".join(said)

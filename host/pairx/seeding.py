@@ -46,14 +46,19 @@ class Seeding(msgspec.Struct, frozen=True):
         """Do rows run ahead of what the layer below delivers, so that no caller can wait for each output in turn?"""
         return self.mode in ("draft", "live")
 
+    def has_chain(self, residual: str) -> bool:
+        """Are rows computed from seeds, and does the plain chain of a model with `residual` give the same bits?"""
+        return self.mode == "bypass" or (self.mode == "live" and residual in BUILT_FOR_LIVE)
+
     def applied_to(self, route: Route) -> Route:
         """The same route with its seeds."""
         return msgspec.structs.replace(route, pair_x=self.mode, seeded=self.layers, seed=self.seed)
 
-    def told(self, drafts: SourceCounts, num_rows: int) -> dict[str, Any]:
-        """As results show it, for a generation of which `num_rows` rows were computed.
+    def told(self, drafts: SourceCounts, num_rows: int, degraded: str = "") -> dict[str, Any]:
+        """As results show it, for a generation of which `num_rows` rows were computed, with what seeds were asked for.
 
-        `seeded`: rows that seeds went along with, of a draft route the drafts; `diverged`: drafts that were wrong.
+        `seeded`: rows that seeds went along with, of a draft route the drafts; `diverged`: drafts that were wrong;
+        `degraded`, where some rows had to go without seeds: why.
         """
         is_draft = self.mode == "draft"
         seeded = drafts.drafted if is_draft else num_rows if self.is_on else 0
@@ -65,6 +70,7 @@ class Seeding(msgspec.Struct, frozen=True):
             "drafted": drafted,
             "accepted": accepted,
             "diverged": drafted - accepted,
+            **({"degraded": degraded} if degraded else {}),
         }
 
     def max_rows(self, hidden_size: int) -> int | None:

@@ -224,7 +224,7 @@ class Speculation:
         return found
 
     def stop(self) -> None:
-        """Nothing will be sent any more."""
+        """Nothing will be sent any more, before `resume`."""
         self._ticket += 1
 
     @property

@@ -18,6 +18,7 @@ from aeonflow.errors import (
     OverloadedError,
     PoisonedError,
     ProtocolError,
+    SeedError,
     UnknownSessionError,
 )
 from aeonflow.frames import Buffer
@@ -260,7 +261,7 @@ class Arrivals:
         caller: Caller | None,
     ) -> None:
         if caller is not None and not session.joins.is_open(stage.key, head):
-            raise CallError(f"layer {head.layer} was given f, its residual seed of position {head.first} has not come")
+            raise SeedError(f"layer {head.layer} was given f, its residual seed of position {head.first} has not come")
         if len(session.joins) >= self._limits.max_joins:
             raise OverloadedError(f"{len(session.joins)} joins of the session wait: at most {self._limits.max_joins}")
         self.check_room(array.nbytes)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aeonflow import fano
 from aeonflow.bands import SEED_FIRST
-from aeonflow.errors import AeonflowError, BadTensorError, CallError, FrameTooLargeError, PoisonedError, ProtocolError
+from aeonflow.errors import AeonflowError, BadTensorError, CallError, FrameTooLargeError, ProtocolError, SeedError
 from aeonflow.frames import Buffer
 from aeonflow.passes import PassContext, destination_layer, is_genuine
 from aeonflow.tensors import GROW, Kind, Port, Tensor, unpack_tensors
@@ -231,7 +231,7 @@ class SeedPort:
             self._failures.fail(session, done.head, stage.stream, stage.layer, None, error)
 
     def _poison(self, session: Session, stage: Stage, head: Tensor, error: AeonflowError) -> None:
-        self._arrivals.poisoned(session, head, stage, None, PoisonedError(str(error)))
+        self._arrivals.poisoned(session, head, stage, None, SeedError(str(error)))
 
     def _drop(self, event: str) -> None:
         self._events[event] += 1

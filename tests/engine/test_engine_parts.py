@@ -200,8 +200,8 @@ def test_the_first_station_that_has_not_passed_a_position_on_is_found() -> None:
         return found
 
     def found(given: dict[int, Whereabouts]) -> str | None:
-        carrier = first_behind(route, 42, given)
-        return carrier.role if carrier is not None else None
+        place = first_behind(route, 42, given)
+        return place[0].role if place is not None else None
 
     assert found(replies()) is None
     assert found(replies(down=41)) == "down"
@@ -222,7 +222,8 @@ def test_a_slice_of_the_ffn_that_has_not_passed_a_position_on_is_found() -> None
     replies[2] = Whereabouts(1, 1, True, 0, (("ffn", 0, 42), ("ffn", 1, 41)))
     behind = first_behind(route, 42, replies)
     assert behind is not None
-    assert (behind.role, behind.part) == ("ffn", 1)
+    carrier, layer = behind
+    assert (carrier.role, carrier.part, layer) == ("ffn", 1, 1)
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aeonflow import bands, fano
-from aeonflow.errors import DeadlineError, GapError, PoisonedError, StationLostError
+from aeonflow.errors import StationLostError
 from host import Engine
 from stations.models.folder import ModelFolder
 from tests.engine.local_stations import TOKEN, LocalFleet, local_fleet
@@ -138,37 +138,6 @@ async def test_shadow_seeds_that_are_tampered_with_change_no_token(
     assert (told["problem"] != "") == (fault != "damaged"), "a damaged one is but one more that differs"
 
 
-@pytest.mark.parametrize("fault", sorted(FAULTS))
-async def test_bypass_seeds_that_are_tampered_with_end_in_an_error_or_the_same_tokens_and_the_next_request_is_right(
-    fault: str, model: ModelFolder, plain: tuple[Any, ...]
-) -> None:
-    async with (
-        local_fleet("trisplit:per-layer", model) as fleet,
-        joined(fleet, "bypass", deadline_s=DEADLINE_S) as engine,
-    ):
-        seen = 0
-
-        def once(stream: int, sequence: int, payload: bytes) -> list[tuple[int, int, bytes]]:
-            nonlocal seen
-            seen += 1
-            return FAULTS[fault](stream, sequence, payload) if seen == 3 else [(stream, sequence, payload)]
-
-        tamper(fleet, "attn-2", once)
-        try:
-            assert await answered(engine) == plain
-        except (DeadlineError, GapError):  # the chunk behind it finds that rows are missing
-            assert fault == "lost"
-        except PoisonedError:
-            assert fault in ("damaged", "of the wrong sign")
-        else:
-            assert fault == "doubled"
-        restore(fleet, "attn-2")
-        assert await answered(engine) == plain
-        told = (await engine.status())["pair_x"]
-        assert told["slots"] == 0
-        assert (told["dropped"] > 0) == (fault != "lost")
-
-
 async def test_a_station_that_loses_every_bypass_seed_is_named_and_no_slot_is_stuck(
     model: ModelFolder, plain: tuple[Any, ...]
 ) -> None:
@@ -177,10 +146,11 @@ async def test_a_station_that_loses_every_bypass_seed_is_named_and_no_slot_is_st
         joined(fleet, "bypass", deadline_s=DEADLINE_S) as engine,
     ):
         tamper(fleet, "attn-1", FAULTS["lost"])
-        with pytest.raises(DeadlineError, match=r"station attn-1 .* has not passed it on"):
-            await answered(engine)
-        restore(fleet, "attn-1")
         assert await answered(engine) == plain
+        restore(fleet, "attn-1")
+        told = (await engine.status())["pair_x"]
+        assert "a residual seed for attn of layer 1 did not come to station attn-1" in told["degraded"]
+        assert told["slots"] == 0
         assert all(not core.sessions.join_gauge.num_bytes for core in (s.core for s in fleet.stations))
 
 

@@ -13,6 +13,7 @@ from host import Engine
 from host.errors import HostError, InvalidRequestError, UnsupportedOptionError
 from host.pairx.counters import seeds_status
 from host.pairx.gate_file import GateResult, Verdict, coalesces_by_default, load_gate, save_gate
+from host.pairx.lines import SeedLines
 from host.pairx.options import Layers, PairX
 from host.pairx.report import LayerProbe, ProbeReport, SetProbe, load_report, report_path, save_report
 from host.pairx.seeding import NO_SEEDING, Seeding, draft_gain, resolve
@@ -203,12 +204,15 @@ def test_the_gate_opens_live_only_when_the_seeds_of_all_layers_passed_and_decide
     assert coalesces_by_default(), "a file that is broken says nothing"
 
 
+OPEN = SeedLines(lambda: 0.0).to_json()
+
+
 def test_status_adds_both_ends_and_says_aloud_what_is_missing_or_was_dropped() -> None:
     stats: list[dict[str, Any]] = [
         {"seed_lines": {"145": {"sent": 5, "received": 1}}, "seeds_dropped": 1, "seeds_late": 1, "seed_slots": 2},
         {"seed_lines": {"145": {"sent": 0, "received": 2}}, "shadow": {"10": {"count": 2}, "2": {"count": 1}}},
     ]
-    told = seeds_status(Seeding("shadow", (1, 2)), [3, 0, 0, 0, 0, 0, 0], 7 * [0], stats)
+    told = seeds_status(Seeding("shadow", (1, 2)), OPEN, [3, 0, 0, 0, 0, 0, 0], 7 * [0], stats)
     assert told["lines"] == {
         "123": {"sent": 3, "received": 0, "missing": 3},
         "145": {"sent": 5, "received": 3, "missing": 2},

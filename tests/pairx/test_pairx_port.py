@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aeonflow import bands, fano
-from aeonflow.errors import CallError, PoisonedError
+from aeonflow.errors import SeedError
 from aeonflow.messages import Close
 from aeonflow.passes import PassContext
 from aeonflow.tensors import PREFIX_BYTES, Kind, Port, Want
@@ -215,7 +215,7 @@ def test_a_fault_of_a_bypass_seed_is_the_right_bits_an_error_or_no_answer_and_th
         assert logits(answers).tobytes() == plain[:1].tobytes()
     elif fault in ("damaged", "of another position", "of the wrong sign"):
         (answer,) = answers
-        assert type(answer.error) is PoisonedError
+        assert type(answer.error) is SeedError
     else:
         assert answers == [], "the pass waits for its h; the host's deadline names who has not passed it on"
     stations.tamper = as_sent
@@ -358,7 +358,7 @@ def test_a_relayed_layer_takes_h_as_a_seed_and_f_by_a_call(model: ModelFolder) -
     assert (h + f32(f)).tobytes() == whole.tobytes()
 
     missing = relay_call(core, bands.ATTN, Port.F, f32(f), 1)
-    assert type(missing) is CallError
+    assert type(missing) is SeedError
     assert "its residual seed of position 0 has not come" in str(missing)
     head = tensor(Port.SEED, h, route=0)
     jump = PassContext.of(head).alpha_jump(1, fano.PLUS, np.ascontiguousarray(h).data, 0, "", 0)
@@ -414,6 +414,6 @@ def test_bypass_answers_with_the_plain_bits_or_not_at_all_under_any_schedule_and
             if answer.vent is None:
                 assert f32(answer.tensors[0]).tobytes() == plain[at : at + 1].tobytes()
             else:
-                assert answer.vent.code in ("poisoned", "gap")
+                assert answer.vent.code in ("bad_seed", "gap")
     stations.tamper = as_sent
     assert logits(stations.decode(IDS, epoch=2)).tobytes() == plain.tobytes()

@@ -189,8 +189,8 @@ def after_lost_rows() -> tuple[Decoder, TokenSequence, Outbox]:
     sequence, outbox = TokenSequence(1, chain, clock), Outbox()
     stream: Any = Letters(())
     decoder = Decoder(
-        request, sequence, stream, outbox, means=looking_up(3), max_rows=9, cap=lambda: None, resume=lambda: None,
-        clock=clock, on_end=lambda: None,
+        request, sequence, stream, outbox, means=looking_up(3), max_rows=9, cap=lambda: None,
+        mend=lambda error: isinstance(error, RollbackError), clock=clock, on_end=lambda: None,
     )  # fmt: skip
     decoder.start(Window(3, 2))
     while len(decoder.token_ids) < 12:

@@ -23,6 +23,15 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     max_rows: int = 0  # rows of one pass (a prefill chunk) that fit every message; 0: not limited
 
 
+class DraftOffer(msgspec.Struct, frozen=True):
+    """What a station takes of drafts (Pair X): `seeds`, of SEEDS; `window`, positions ahead of the last true one;
+    `queue`, jobs of a session's drafts that may wait."""
+
+    seeds: tuple[str, ...]
+    window: int
+    queue: int
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """First frame of both sides. An empty fingerprint or numerics id means "any" (a host before it knows)."""
 
@@ -41,6 +50,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     context_length: int = 0
     num_layers: int = 0
     pid: int = 0
+    draft: DraftOffer | None = None  # None: takes no drafts
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -34,6 +34,7 @@ from .errors import EngineClosedError
 from .links import CONTROL_TIMEOUT_S, LinkState, StationLink, check_alike, gather, vent_error
 from .pairx import NO_SEEDING, PairX
 from .pairx.decide import decide
+from .pairx.offers import check_drafts
 from .plan import Plan
 from .relay import SeedCounts
 from .sequence import TokenSequence
@@ -138,6 +139,7 @@ class Network:
         self._plan = make_plan(self.stations)
         self._bundle = await fetch_bundle(self._plan, self.stations)
         self.seeding = decide(self._pair_x, self._plan, self.bundle.card, self._prefill_chunk)
+        check_drafts(self.seeding, self._plan, [station.hello for station in self.stations])
         await self._install_route()
         self._check(self)
 
@@ -348,6 +350,7 @@ class Network:
                 await station.dial(DIAL_TIMEOUT_S)
             if all(other.state is LinkState.READY for other in self.stations):
                 check_alike(self.stations)
+                check_drafts(self.seeding, self.plan, [other.hello for other in self.stations])
                 self._check(self)
                 await self._install_route()
         except AeonflowError as failure:

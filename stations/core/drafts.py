@@ -7,17 +7,20 @@ effort: one that cannot go on is counted and dropped, and nothing of a session c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from aeonflow.errors import CallError, PoisonedError
+from aeonflow.messages import SEEDS, DraftOffer
 from aeonflow.tensors import Kind
 
 from ..kernels.base import vocab_range
 from ..kv.draft_view import DraftView
 from ..kv.errors import KvFormError, RollbackError
+from ..models.roles import RoleSpan
 from .arrivals import Arrivals
 from .batch import is_finite
 from .counters import Counters
@@ -37,6 +40,14 @@ U32 = npt.NDArray[np.uint32]
 MAX_QUEUED_DRAFTS = 3 * (DRAFT_WINDOW + 2)  # jobs of a session's drafts; more mean that the station cannot keep up
 MAX_CANDIDATES = 64  # tokens a head part answers a draft with
 _DRAFT = int(Kind.DRAFT)
+_ROLES = frozenset({"attn", "gate_up", "down", "head"})
+
+
+def draft_offer(spans: Sequence[RoleSpan]) -> DraftOffer | None:
+    """What a station with these roles says of drafts in its hello; None where none of them has a part in any."""
+    if not any(span.role in _ROLES for span in spans):
+        return None
+    return DraftOffer(SEEDS, DRAFT_WINDOW, MAX_QUEUED_DRAFTS)
 
 
 class SeededPasses:

@@ -8,6 +8,7 @@ from aeonflow import Hello
 from aeonflow.kv_options import OFFERED
 from aeonflow.messages import PROTOCOL_VERSION
 
+from ..core.drafts import draft_offer
 from ..core.limits import limits_for
 from ..core.station import Station
 from ..kernels import make_backend
@@ -54,5 +55,6 @@ def make_station(
         context_length=card.context_length,
         num_layers=card.num_layers,
         pid=pid,
+        draft=draft_offer(spans),
     )
     return station, hello

@@ -15,6 +15,7 @@ from typing import Any
 from aeonflow import Hello, Link, Message, Server, connect, serve, station_key
 from aeonflow.messages import PROTOCOL_VERSION
 from host.plan import Plan, StationSpec, make_plan
+from stations.core.drafts import draft_offer
 from stations.core.limits import limits_for
 from stations.core.station import Station
 from stations.kernels import Backend, make_backend
@@ -80,6 +81,7 @@ class LocalStation:
             limits=limits.announced(),
             context_length=card.context_length,
             num_layers=card.num_layers,
+            draft=draft_offer(spans),
         )
         bundle = encode_bundle(Bundle(card, model.tokenizer_json, model.manifest))
 

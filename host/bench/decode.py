@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -65,13 +66,16 @@ async def bench_decode(
     new_tokens: int = NEW_TOKENS,
     sessions: int = 1,
     runs: int = 3,
+    progress: Callable[[int], object] = lambda visits: None,
 ) -> dict[str, Any]:
     """Tokens a second of every way: all engines stand side by side, each run visits each of them once, alone.
 
     The prompt is `prompt_tokens` ids, the same everywhere; the answer goes on past its end. With `sessions` above 1
     each visit also runs so many answers at once. One more run of each way is traced and broken down. The logits hash of
     each way is reported: ways whose cut is exact must agree. A single way's figures stand at the top of the object.
+    `progress` is told after each visit how many are over, of `num_visits`.
     """
+    visits = itertools.count(1)
     taken = [Taken() for _ in ways]
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(_launch(way, model, transport)) for way in ways]
@@ -79,13 +83,16 @@ async def bench_decode(
         for engine, own in zip(engines, taken, strict=True):  # caches warm, links open; hashing would cost time below
             warm = engine.generate(prompt, max_tokens=new_tokens, ignore_eos=True, logits_hash=True)
             own.logits_hash = (await warm.collect()).logits_hash
+            progress(next(visits))
         for _ in range(runs):
             for engine, own in zip(engines, taken, strict=True):
                 own.answers.append(await engine.generate(prompt, max_tokens=new_tokens, ignore_eos=True).collect())
                 if sessions > 1:
                     own.totals.append(await total_rate(engine, prompt, new_tokens, sessions))
+                progress(next(visits))
         for engine, own in zip(engines, taken, strict=True):
             own.breakdown = await traced_breakdown(engine, prompt, new_tokens, sessions)
+            progress(next(visits))
     rows = [_row(way, own, sessions) for way, own in zip(ways, taken, strict=True)]
     exact = {row["logits_hash"] for row in rows if row["exactness"]["cut"] == "exact"}
     shared = {
@@ -99,6 +106,11 @@ async def bench_decode(
     if len(rows) == 1:
         return {**shared, **rows[0]}
     return {**shared, "ways": rows, "exact_hashes_agree": len(exact) <= 1, **_solo_ratio(rows)}
+
+
+def num_visits(num_ways: int, runs: int) -> int:
+    """Visits of engines in all: each is warmed, run so often, and traced."""
+    return num_ways * (1 + runs + 1)
 
 
 def prompt_ids(vocab_size: int, count: int, start: int = 0) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -97,8 +98,9 @@ def decode(
 ) -> None:
     """Prefill and decode rates of plans, kernel sets and routes, runs in turn; where a token's time goes."""
     from host.bench import bench_decode
-    from host.bench.decode import DEFAULT_WAYS, Way
+    from host.bench.decode import DEFAULT_WAYS, Way, num_visits
 
+    from .bench_progress import CountProgress
     from .bench_table import show_decode
     from .model import ready_model
 
@@ -112,6 +114,7 @@ def decode(
         named = ", ".join(f"--{name}" for name in given)
         raise UsageError(f"{named} without --plan: what is measured then are {len(DEFAULT_WAYS)} ways of their own")
     ways = tuple(Way(p, **given) for p in plan) if plan else DEFAULT_WAYS
+    progress = None if as_json else CountProgress(num_visits(len(ways), runs), "runs", is_still=True)
     measuring = bench_decode(
         ways,
         model=ready_model(model).name,
@@ -120,8 +123,9 @@ def decode(
         new_tokens=new_tokens,
         sessions=sessions,
         runs=runs,
+        progress=progress.came if progress is not None else _silent,
     )
-    _measure(measuring, as_json=as_json, show=show_decode)
+    _measure(measuring, as_json=as_json, show=show_decode, during=progress)
 
 
 @app.command()
@@ -147,17 +151,22 @@ def _libraries(chosen: str | None) -> tuple[str, ...]:
     return LIBRARIES if chosen is None else (chosen,)
 
 
-def _silent(what: str) -> None:
+def _silent(what: object) -> None:
     """With `--json` nothing is told on the way."""
 
 
 def _measure(
-    bench: Coroutine[Any, Any, dict[str, Any]], *, as_json: bool, show: Callable[[dict[str, Any]], None]
+    bench: Coroutine[Any, Any, dict[str, Any]],
+    *,
+    as_json: bool,
+    show: Callable[[dict[str, Any]], None],
+    during: AbstractContextManager[object] | None = None,
 ) -> None:
     """Print what was measured, as one line of JSON or as `show` does. CommandFailedError for what was not."""
     from .loop import run_async
 
-    found = run_async(bench)
+    with during or nullcontext():
+        found = run_async(bench)
     if as_json:
         print_json(found)
     else:

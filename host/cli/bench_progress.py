@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class _OnStderr:
-    """Shows `_bar` inside the block, where stderr is a terminal; it is None elsewhere."""
+    """Shows `_bar` inside the block, where stderr is a terminal; it is None elsewhere. `is_still`: it is drawn only when
+    it is told something, as no thread may take time from what is measured."""
 
-    def __init__(self) -> None:
-        self._bar = _bar() if sys.stderr.isatty() else None
+    def __init__(self, *, is_still: bool = False) -> None:
+        self._is_still = is_still
+        self._bar = _bar(auto_refresh=not is_still) if sys.stderr.isatty() else None
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -31,20 +33,22 @@ class _OnStderr:
             self._bar.stop()
 
 
-class TokenProgress(_OnStderr):
-    """A bar of tokens where stderr is a terminal, a line every few seconds elsewhere."""
+class CountProgress(_OnStderr):
+    """A bar of tokens, or whatever `what` counts, where stderr is a terminal; a line every few seconds elsewhere."""
 
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__()
-        self._num_tokens = num_tokens
-        self._ticker = Ticker("tokens")
-        self._task = self._bar.add_task("starting stations", total=num_tokens) if self._bar is not None else None
+    def __init__(self, total: int, what: str = "tokens", *, is_still: bool = False) -> None:
+        super().__init__(is_still=is_still)
+        self._total = total
+        self._what = what
+        self._ticker = Ticker(what)
+        self._task = self._bar.add_task("starting stations", total=total) if self._bar is not None else None
 
     def came(self, count: int) -> None:
+        """So many are there."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=count, description="tokens")
+            self._bar.update(self._task, completed=count, description=self._what, refresh=self._is_still)
         else:
-            self._ticker(count, self._num_tokens)
+            self._ticker(count, self._total)
 
 
 class GridProgress(_OnStderr):
@@ -87,7 +91,7 @@ class GridProgress(_OnStderr):
         note(f"{name}: {1e3 * report['token_s']:.1f} ms a token, {report['formula_ratio']} x the formula {took}")
 
 
-def _bar() -> Any:
+def _bar(*, auto_refresh: bool) -> Any:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -97,4 +101,4 @@ def _bar() -> Any:
         TextColumn("{task.percentage:.0f} %"),
         TimeElapsedColumn(),
     )
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=auto_refresh)

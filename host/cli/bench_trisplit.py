@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .bench_progress import GridProgress, TokenProgress
+from .bench_progress import CountProgress, GridProgress
 from .failure import CommandFailedError, UsageError
 from .groups import check_speculate
 from .options import MAX_DELAY_MS, Kernels, Model, PairX, PairXLayers, PairXSeed, Route, Speculate, Transport
@@ -104,14 +104,14 @@ def _run_cell(cell: Cell, model: str | None, limit_s: float | None, out: Path | 
     from .loop import run_async
 
     prompt = load_prompts(cell.prompts).prompts[0]
-    name, card = _model(model)
+    name, card = _model(model, cell)
     estimator = Estimator(card)
     limit = limit_s or estimator.limit_s(cell)
     note(
         f"{cell.way} at {cell.link_delay_ms:g} ms: at least {duration(estimator.cell_s(cell))}, more when busy; "
         f"given up after {duration(limit)}"
     )
-    with TokenProgress(cell.new_tokens) as progress:
+    with CountProgress(cell.new_tokens) as progress:
         measuring = measure_cell(cell, model=name, prompt=prompt, limit_s=limit, on_token=progress.came)
         measured = run_async(measuring)
     if as_json:
@@ -131,7 +131,7 @@ def _run_coalesce(cell: Cell, model: str | None, limit_s: float | None, as_json:
     from .loop import run_async
 
     prompt = load_prompts(cell.prompts).prompts[0]
-    name, card = _model(model)
+    name, card = _model(model, cell)
     estimate_s = Estimator(card).sessions_s(cell, SESSIONS, 2 * RUNS)
     limit = limit_s or 4 * estimate_s + 60
     note(f"coalescing off and on, {cell.way}: at least {duration(estimate_s)}, given up after {duration(limit)}")
@@ -167,7 +167,7 @@ def _run_grid(
     if only and not any(only in way.way for way in WAYS):
         raise UsageError(f"--only {only!r}: the ways are {'; '.join(way.way for way in WAYS)}")
     ways = [msgspec.structs.replace(way, **kept) for way in WAYS if not only or only in way.way or way.way == BASELINE]
-    name, card = _model(model)
+    name, card = _model(model, cell)
     planned = plan_grid(Estimator(card), _delays(delays, DELAYS_MS), cell.new_tokens, ways)
     if limit_s is not None:
         planned = tuple(msgspec.structs.replace(one, limit_s=limit_s) for one in planned)
@@ -204,12 +204,16 @@ def _run_grid(
         )
 
 
-def _model(model: str | None) -> tuple[str, dict[str, Any]]:
+def _model(model: str | None, cell: Cell) -> tuple[str, dict[str, Any]]:
+    """Name and card. Refuses, before any station starts, what the model may not do as the cell asks for it."""
     from host.bench.trisplit_models import available_memory_bytes, resolve_model
+    from host.pairx import PairX
 
     from .model import ready_model
+    from .preflight import check_seeds
 
     ready = ready_model(resolve_model(model, available_memory_bytes()) if model else None)
+    check_seeds(PairX(mode=cell.pair_x, layers=cell.pair_x_layers, seed=cell.pair_x_seed), cell.plan, ready)
     return ready.name, ready.card
 
 

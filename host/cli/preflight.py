@@ -14,6 +14,9 @@ from .failure import CommandFailedError, UsageError
 from .groups import CacheOptions, EngineOptions
 
 if TYPE_CHECKING:
+    from host.card import HostCard
+    from host.pairx import PairX
+
     from .model import ReadyModel
 
 TOKENIZER_FILE = "tokenizer.json"  # of a model's folder (`docs/design.md`, *Weights on disk*)
@@ -38,26 +41,17 @@ def check_model(engine: EngineOptions, cache: CacheOptions, model: ReadyModel, p
 
     Raises PlanError, InvalidRequestError and its kin, UsageError.
     """
-    import msgspec
-
-    from host.card import HostCard
     from host.evaluate.windows import check_context
     from host.kv_options import make_kv_options
     from host.overlay_proof import is_certified, proofs_folder
     from host.pairx import PairX
-    from host.pairx.decide import decide
-    from host.plan import make_plan
     from host.speculate.drafters import SpeculateMode
 
     from .model import ready_model
 
-    try:
-        card = msgspec.convert(model.card, HostCard)
-    except msgspec.ValidationError as error:
-        raise CommandFailedError(f"the card of model {model.name!r}: {error}") from None
     given: Any = cache.given()
     asked = PairX.asked(engine.pair_x or OFF, engine.pair_x_layers, engine.pair_x_seed, given)
-    decide(asked, make_plan(engine.plan or SOLO, model.num_layers), card, None)
+    card = check_seeds(asked, engine.plan or SOLO, model)
     kv = make_kv_options(**given)
     is_certified(kv, card.fingerprint, proofs_folder(os.environ), approximate=cache.approximate)
     if small := SpeculateMode.parse(engine.speculate or OFF).model:
@@ -65,6 +59,23 @@ def check_model(engine: EngineOptions, cache: CacheOptions, model: ReadyModel, p
     if context:
         check_context(context, card.context_length)
     _check_prompt(model, prompt, kv.max_positions(card.context_length))
+
+
+def check_seeds(asked: PairX, plan: str, model: ReadyModel) -> HostCard:
+    """The model's card, for a plan on which it may have the seeds that are asked for; refused as an engine would."""
+    import msgspec
+
+    from host.card import HostCard
+    from host.pairx.decide import decide
+    from host.plan import make_plan
+
+    try:
+        card = msgspec.convert(model.card, HostCard)
+    except msgspec.ValidationError as error:
+        raise CommandFailedError(f"the card of model {model.name!r}: {error}") from None
+    asked.check()
+    decide(asked, make_plan(plan, model.num_layers), card, None)
+    return card
 
 
 def _check_prompt(model: ReadyModel, prompt: str, limit: int) -> None:

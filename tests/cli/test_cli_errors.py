@@ -57,6 +57,7 @@ USAGE = [
     ("doctor --fleet f --token-file t", "--token-file goes with addresses"),
     ("status --fleet f --token-file t", "--token-file goes with addresses"),
     ("bench decode --kv f16 --threads 2", "--threads, --kv without --plan"),
+    ("bench trisplit --model tiny --pair-x live", "live: the model's residual is 'sequential', not ladder or parallel"),
     ("bench wire --link-delay-ms -1", "greater than or equal to 0, found '-1'"),
     ("plan trisplit --model tiny --rtt-ms -1", "greater than or equal to 0, found '-1'"),
     ("plan trisplit --model tiny --rtt-ms inf", "less than or equal to 60000, found 'inf'"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from host.bench import bench_decode, bench_hop, bench_wire
-from host.bench.decode import Way
+from host.bench.decode import Way, num_visits
 from host.bench.measure import machine, spread
 from host.bench.side_by_side import Child, compare
 from host.cli.bench_words import show_hop, show_wire
@@ -78,7 +79,10 @@ async def test_hop_measures_an_echo_a_link_and_a_chain_over_the_same_library(
 
 async def test_decode_visits_every_way_and_compares_their_hashes(tiny_model: Path) -> None:
     ways = (Way("solo", kernels="reference"), Way("layers:2", kernels="reference"))
-    result = await bench_decode(ways, model=str(tiny_model), prompt_tokens=12, new_tokens=5, runs=2)
+    told: list[int] = []
+    asked: dict[str, Any] = {"model": str(tiny_model), "prompt_tokens": 12, "new_tokens": 5, "runs": 2}
+    result = await bench_decode(ways, **asked, progress=told.append)
+    assert told == list(range(1, num_visits(len(ways), 2) + 1))
     assert [row["plan"] for row in result["ways"]] == ["solo", "layers:2"]
     assert [row["hops"] for row in result["ways"]] == [0, 3]
     assert all(row["spread"]["decode_tok_s"]["count"] == 2 for row in result["ways"])

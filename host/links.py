@@ -37,6 +37,7 @@ from .fleet.errors import describe_exit, describe_log
 
 R = TypeVar("R")
 
+DIAL_TIMEOUT_S = 10.0  # TCP, TLS, the upgrade and both hellos
 CONTROL_TIMEOUT_S = 10.0  # open, resume, where, stats: a station answers those between two batches
 EXIT_NOTICE_S = 1.0  # after a connection broke, for the process to be reaped and its last words read
 EXIT_POLL_S = 0.01

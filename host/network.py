@@ -31,11 +31,12 @@ from aeonflow.trace import Recorder
 from .card import ModelBundle, fetch_bundle
 from .chain import ChainPassage
 from .errors import EngineClosedError
-from .links import CONTROL_TIMEOUT_S, LinkState, StationLink, check_alike, gather, vent_error
+from .links import CONTROL_TIMEOUT_S, DIAL_TIMEOUT_S, LinkState, StationLink, check_alike, gather, vent_error
 from .pairx import NO_SEEDING, PairX
 from .pairx.decide import decide
 from .pairx.offers import check_drafts
 from .plan import Plan
+from .reconnect import Reconnector
 from .relay import SeedCounts
 from .sequence import TokenSequence
 from .watch import Watch
@@ -45,11 +46,8 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-DIAL_TIMEOUT_S = 10.0
 MAX_DIALS_AT_ONCE = 16
-REDIAL_FIRST_S, REDIAL_CAP_S = 0.05, 2.0
 LOSS_NOTICE_S = 1.5  # a neighbour may report a lost station before our own link to it breaks, with less to tell
-NOT_INSTALLED = "the route is not installed"
 
 
 class Network:
@@ -83,7 +81,6 @@ class Network:
         self._pair_x = pair_x
         self._prefill_chunk = prefill_chunk
         self.is_closed = False
-        self.trouble = NOT_INSTALLED  # what keeps stations that are all connected from being joined
         self._trace: Recorder | None = None
         self._check = check
         self._clock = clock
@@ -91,10 +88,8 @@ class Network:
         self._next_session = rng.getrandbits(39) << 24 | 1  # stations may serve several hosts: ids must not meet
         self._plan: Plan | None = None
         self._bundle: ModelBundle | None = None
-        self._ready = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._recovering: set[StationLink] = set()
-        self._explaining = 0  # of those, how many whose processes' last words are awaited
+        self._reconnector = Reconnector(self._join, self._failed, self._spawn, rng)
         self._watch = Watch(
             self.sequences, lambda: self.stations, deadline_s=deadline_s, clock=clock, spawn=self._spawn
         )
@@ -116,7 +111,12 @@ class Network:
     @property
     def is_ready(self) -> bool:
         """Is every station connected and the route installed?"""
-        return self._ready.is_set()
+        return self._reconnector.ready.is_set()
+
+    @property
+    def trouble(self) -> str:
+        """What keeps stations that are all connected from being joined."""
+        return self._reconnector.trouble
 
     # Start and end.
 
@@ -159,11 +159,9 @@ class Network:
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Until all stations are there. Raises StationLostError for the first that is not, after `timeout_s`."""
-        if self._ready.is_set():
-            return
         try:
             async with asyncio.timeout(timeout_s):
-                await self._ready.wait()
+                await self._reconnector.ready.wait()
         except TimeoutError:
             for station in self.stations:
                 if station.state is not LinkState.READY:
@@ -312,52 +310,28 @@ class Network:
     def _lost_to_a_neighbour(self, sequence: TokenSequence, epoch: int, error: AeonflowError) -> None:
         """A station reported another lost, some time ago. While the host itself is finding out why a station is lost,
         that will say more, and fails every session under way."""
-        if not self._explaining:
+        if not self._reconnector.is_explaining:
             sequence.failed_if_current(epoch, error)
 
     # Loss and return.
 
     def lost(self, station: StationLink) -> None:
-        """A link broke: say why, fail what was under way, dial until the station is back."""
-        self._ready.clear()
-        if station in self._recovering:  # lost again while it was being joined: what was asked of it fails now
-            assert station.lost_error is not None
-            station.fail_pending(station.lost_error)
-        elif not self.is_closed:
-            self._recovering.add(station)
-            self._spawn(self._recover(station), f"recover {station.name}")
+        """A link broke: what was under way fails once it is known why, and the station is dialled until it is back."""
+        if not self.is_closed:
+            self._reconnector.lost(station)
 
-    async def _recover(self, station: StationLink) -> None:
-        self._explaining += 1
-        try:
-            error = await station.explain_loss()
-        finally:
-            self._explaining -= 1
-        station.fail_pending(error)
+    def _failed(self, error: StationLostError) -> None:
         for sequence in list(self.sequences.values()):
             if sequence.oldest_in_flight is not None:
                 sequence.failed(error)
-        delay_s = REDIAL_FIRST_S
-        while not await self._rejoin(station):
-            await asyncio.sleep(self._rng.uniform(0.0, delay_s))
-            delay_s = min(2.0 * delay_s, REDIAL_CAP_S)
-        self._recovering.discard(station)
 
-    async def _rejoin(self, station: StationLink) -> bool:
-        """One try to have the station back; the last one that comes back has the route installed."""
-        try:
-            if station.state is not LinkState.READY:
-                await station.dial(DIAL_TIMEOUT_S)
-            if all(other.state is LinkState.READY for other in self.stations):
-                check_alike(self.stations)
-                check_drafts(self.seeding, self.plan, [other.hello for other in self.stations])
-                self._check(self)
-                await self._install_route()
-        except AeonflowError as failure:
-            self.trouble = str(failure)
-            logger.info("station %s is not back yet: %s", station.name, failure)
-            return False
-        return True
+    async def _join(self) -> None:
+        """Install a fresh route if no station is missing. Raises what keeps them from working together."""
+        if all(station.state is LinkState.READY for station in self.stations):
+            check_alike(self.stations)
+            check_drafts(self.seeding, self.plan, [station.hello for station in self.stations])
+            self._check(self)
+            await self._install_route()
 
     async def _install_route(self) -> None:
         """Install a fresh route on every station; with the last answer the network is ready."""
@@ -366,8 +340,7 @@ class Network:
             self.plan, self.seeding, card.residual, self.stations, card.vocab_size, self.seeds,
             is_relay=self.is_relay, next_id=lambda: self._rng.getrandbits(31) | 1,
         )  # fmt: skip
-        self.trouble = NOT_INSTALLED
-        self._ready.set()
+        self._reconnector.joined()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

@@ -160,17 +160,8 @@ class StationLink:
     def ask(self, request: Request | WeightsRequest, stream: int = bands.CONTROL) -> asyncio.Future[Message]:
         """A call whose reply is awaited; the future fails with the station's typed error."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-        def settle(reply: Message | AeonflowError) -> None:
-            if future.done():
-                return
-            if isinstance(reply, AeonflowError):
-                future.set_exception(reply)
-            else:
-                future.set_result(reply)
-
         try:
-            self.request(stream, [encode(request)], settle)
+            self.request(stream, [encode(request)], lambda reply: settle(future, reply))
         except AeonflowError as error:
             future.set_exception(error)
         return future
@@ -240,6 +231,16 @@ class StationLink:
         why = str(error).removeprefix(f"{self.url}: ") if error else ""
         self.lost_error = StationLostError(f"station {self.name} at {self.url} is lost" + (f": {why}" if why else ""))
         self._on_lost(self)
+
+
+def settle(future: asyncio.Future[R], reply: R | AeonflowError) -> None:
+    """Give who waits the reply or the error, unless they have given up."""
+    if future.done():
+        return
+    if isinstance(reply, AeonflowError):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
 
 
 async def gather(

@@ -25,7 +25,7 @@ from aeonflow.messages import (
 )
 from aeonflow.trace import Recorder
 
-from ..links import CONTROL_TIMEOUT_S, LinkState, StationLink
+from ..links import CONTROL_TIMEOUT_S, LinkState, StationLink, settle
 from ..network import Network
 from .recording import Recording, Track
 
@@ -123,15 +123,10 @@ async def _ask(station: StationLink, request: TraceRequest, clock: Callable[[], 
     """The reply and when it came, noted in the reader: the wake-up of this task is not part of the round trip."""
     arrived: asyncio.Future[tuple[Message, float]] = asyncio.get_running_loop().create_future()
 
-    def settle(reply: Message | AeonflowError) -> None:
-        if arrived.done():
-            return
-        if isinstance(reply, AeonflowError):
-            arrived.set_exception(reply)
-        else:
-            arrived.set_result((reply, clock()))
+    def noted(reply: Message | AeonflowError) -> None:
+        settle(arrived, reply if isinstance(reply, AeonflowError) else (reply, clock()))
 
-    station.request(bands.TRACES, [encode(request)], settle)
+    station.request(bands.TRACES, [encode(request)], noted)
     station.link.flush()
     try:
         async with asyncio.timeout(CONTROL_TIMEOUT_S):

@@ -45,6 +45,22 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "MAX_CHUNK_BYTES", 4096)
 
 
+class TenAnswers:
+    """Answers from a model's folder, and none after the tenth; `silent` is set then."""
+
+    def __init__(self, model: ModelFolder) -> None:
+        self.silent = asyncio.Event()
+        self._server = WeightsServer(model)
+        self._num_asked = 0
+
+    def __call__(self, message: Message, max_bytes: int) -> bytes | None:
+        self._num_asked += 1
+        if self._num_asked > 10:
+            self.silent.set()
+            return None
+        return self._server.answer_message(message, max_bytes)
+
+
 @asynccontextmanager
 async def served(answer: Answer) -> AsyncIterator[Link]:
     """A link whose other side answers af40 by `answer`."""
@@ -103,19 +119,10 @@ async def test_an_interrupted_fetch_goes_on_where_it_stopped(
     server = WeightsServer(whole)
     spans = parse_roles("embed", 3)
     size = whole.manifest.files_for(spans)[0].bytes
-    num_asked, silent = 0, asyncio.Event()
-
-    def answer_ten(message: Message, max_bytes: int) -> bytes | None:
-        nonlocal num_asked
-        num_asked += 1
-        if num_asked > 10:
-            silent.set()
-            return None
-        return server.answer_message(message, max_bytes)
-
-    async with served(answer_ten) as link:
+    ten = TenAnswers(whole)
+    async with served(ten) as link:
         task = asyncio.ensure_future(fetch_missing([link], folder, spans))
-        await silent.wait()
+        await ten.silent.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -172,19 +179,10 @@ async def test_a_lost_link_is_an_error_and_keeps_what_came(
     whole: ModelFolder, tmp_path: Path, small_chunks: None
 ) -> None:
     folder = begin_folder(bundle_of(whole), tmp_path / "m")
-    server, num_asked, enough = WeightsServer(whole), 0, asyncio.Event()
-
-    def answer_ten(message: Message, max_bytes: int) -> bytes | None:
-        nonlocal num_asked
-        num_asked += 1
-        if num_asked > 10:
-            enough.set()
-            return None
-        return server.answer_message(message, max_bytes)
-
-    async with served(answer_ten) as link:
+    ten = TenAnswers(whole)
+    async with served(ten) as link:
         fetching = asyncio.ensure_future(fetch_missing([link], folder, parse_roles("embed", 3)))
-        await enough.wait()
+        await ten.silent.wait()
         await link.close()
         with pytest.raises(LinkClosedError):
             await fetching

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 class _OnStderr:
-    """Shows `_bar` inside the block, where stderr is a terminal; it is None elsewhere. `is_still`: it is drawn only when
-    it is told something, as no thread may take time from what is measured."""
+    """Shows `_bar` inside the block, where stderr is a terminal; it is None elsewhere.
+
+    `is_still`: it is drawn only when it is told something, as no thread may take time from what is measured.
+    """
 
     def __init__(self, *, is_still: bool = False) -> None:
         self._is_still = is_still

@@ -11,7 +11,7 @@ from .options import AsJson, Model
 from .texts import read_file
 
 if TYPE_CHECKING:
-    from host.pairx.report import ProbeReport
+    from host.pairx.report import ProbeReport, SeedEffect
 
 app = typer.Typer(help="Residual seeds (Pair X) of a model.", no_args_is_help=True)
 
@@ -42,7 +42,8 @@ def probe(
 
     --pair-x-layers auto:K takes the K least harmed, and --pair-x draft leaves out what harms it most.
     """
-    from host.pairx.probe import gather_material, shipped_texts, to_report
+    from host.pairx.probe import gather_material, shipped_texts
+    from host.pairx.probe_report import to_report
     from host.pairx.report import save_report
 
     from .children import run_verb
@@ -77,14 +78,25 @@ def _show(report: ProbeReport) -> None:
 
     layers = [
         [
-            str(one.layer), f"{one.max_abs:.4g}", f"{one.relative:.4f}", f"{one.top1:.3f}", f"{one.kl:.4f}",
-            f"{one.perplexity_ratio:.3f}", f"{one.alpha:.3f}",
+            str(one.layer), f"{one.max_abs:.4g}", f"{one.max_abs_block or 0:.4g}", f"{one.relative:.3f}",
+            f"{one.attention_moves or 0:.2f}", *_effect(one),
         ]
         for one in report.layers
     ]  # fmt: skip
-    print_table(["layer", "max_abs", "relative", "top-1", "KL", "perplexity ×", "α"], layers)
-    sets = [
-        [str(len(one.layers)), f"{one.top1:.3f}", f"{one.kl:.4f}", f"{one.perplexity_ratio:.3f}", f"{one.alpha:.3f}"]
-        for one in report.sets
+    columns = ["top-1", "KL", "perplexity ×", "α", *(f"α {name}" for name in report.layers[0].alpha_of)]
+    of_block = f"of {report.block_rows} rows"
+    print_table(["layer", "max_abs", of_block, "relative", "attention moves", *columns], layers)
+    print_table(["least harmed layers", *columns], [[str(len(one.layers)), *_effect(one)] for one in report.sets])
+
+
+def _effect(one: SeedEffect) -> list[str]:
+    def with_error(value: float, error: float | None) -> str:
+        return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+
+    return [
+        f"{one.top1:.3f}",
+        f"{one.kl:.4f}",
+        with_error(one.perplexity_ratio, one.perplexity_ratio_se),
+        with_error(one.alpha, one.alpha_se),
+        *(f"{share.value:.3f}" for share in one.alpha_of.values()),
     ]
-    print_table(["least harmed layers", "top-1", "KL", "perplexity ×", "α"], sets)

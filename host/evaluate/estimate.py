@@ -7,7 +7,7 @@ block sums s_b over n_b tokens, B blocks, N tokens and mean m: se² = B / (B - 1
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -36,13 +36,12 @@ class Estimate(msgspec.Struct, frozen=True):
 
 def mean(runs: Iterable[F64], block: int) -> Estimate | None:
     """The mean over all values of `runs`, each f64 [consecutive tokens]; None of no values."""
-    sums: list[float] = []
-    counts: list[int] = []
-    for run in runs:
-        for at in range(0, len(run), block):
-            part = run[at : at + block]
-            sums.append(float(part.sum()))
-            counts.append(len(part))
+    parts = [run[at : at + block] for run in runs for at in range(0, len(run), block)]
+    return mean_of_blocks([float(part.sum()) for part in parts], [len(part) for part in parts])
+
+
+def mean_of_blocks(sums: Sequence[float], counts: Sequence[int]) -> Estimate | None:
+    """The mean over all values, of which each block has `counts` that sum up to `sums`; None of no values."""
     total = sum(counts)
     if not total:
         return None

@@ -7,26 +7,31 @@ report is kept below AEONFLOW_HOME, bound to the model's fingerprint.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from importlib import resources
-from typing import Any
 
 import msgspec
 
 from ..bench.prompts import load_prompts
 from ..engine import Engine
 from ..errors import HostError
-from .report import REPORT_VERSION, ProbeReport
 
 PROMPT_SETS = ("chat", "edit")
 PROMPTS_A_SET = 6  # answered by the plain model; their rows are drafted again
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """Token ids of a prompt and of the plain model's answer to it, and what set of prompts it is of."""
+
+    prompt: list[int]
+    answer: list[int]
+    of: str = ""
 
 
 class Material(msgspec.Struct, frozen=True):
     """What a probe is run on: texts, and answers of the plain model, as token ids."""
 
     texts: list[list[int]]
-    answers: list[dict[str, list[int]]]
+    answers: list[Answered]
 
     @property
     def to_verb(self) -> bytes:
@@ -45,28 +50,22 @@ async def gather_material(
     *,
     tokens: int,
     new_tokens: int,
+    prompts_a_set: int = PROMPTS_A_SET,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Material:
     """The first `tokens` of each text, and `new_tokens` answered greedily to each shipped prompt.
 
     `progress`: answers so far, of how many.
     """
-    prompts = [prompt for name in PROMPT_SETS for prompt in load_prompts(name).texts[:PROMPTS_A_SET]]
+    prompts = [(name, prompt) for name in PROMPT_SETS for prompt in load_prompts(name).texts[:prompts_a_set]]
     async with Engine.launch(model=model) as engine:
         limit = min(tokens, engine.card.context_length)
         ids = [engine.tokenize(text)[:limit] for text in texts]
         answers = []
-        for prompt in prompts:
+        for name, prompt in prompts:
             found = await engine.generate(prompt, max_tokens=new_tokens).collect()
-            answers.append({"prompt": list(found.prompt_ids), "answer": list(found.token_ids)})
+            answers.append(Answered(list(found.prompt_ids), list(found.token_ids), name))
             progress(len(answers), len(prompts))
     if short := [len(one) for one in ids if len(one) < 2]:
         raise HostError(f"a text of {short[0]} tokens: at least 2 are needed")
     return Material(ids, answers)
-
-
-def to_report(found: dict[str, Any]) -> ProbeReport:
-    """The verb's result as a report made now."""
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    fields = {name: value for name, value in found.items() if name in ProbeReport.__struct_fields__}
-    return msgspec.convert({**fields, "version": REPORT_VERSION, "made": made}, ProbeReport)

@@ -13,32 +13,58 @@ from ..fleet.state import cache_root
 REPORT_VERSION = 1
 
 
-class LayerProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens when `layer` alone takes a seed, over the shipped texts, teacher-forced.
+class Share(msgspec.Struct, frozen=True):
+    """Right ones of `drafted`, and the standard error by answers, None of one answer."""
 
-    `max_abs` and `relative` (max |seed − x| / max |x|, the mean over rows): the seed against the layer's input.
+    value: float
+    se: float | None
+    drafted: int
+
+
+class SeedEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens when layers take a seed, over texts, teacher-forced, and over the plain model's answers.
+
     `top1`: share of positions whose likeliest token stays; `kl`: mean KL(plain ‖ seeded) in nats; `perplexity_ratio`:
-    seeded / plain. `alpha`: share of positions at which a draft with this layer seeded (canonical rows in the caches of
-    earlier positions) chooses the plain pass's token.
+    seeded / plain. `alpha`: share of positions at which a draft with these layers seeded (canonical rows in the caches
+    of earlier positions) chooses the plain pass's token; `alpha_of` each prompt set. `…_se`: standard errors, of
+    figures of the texts over blocks of `block_rows` rows, of `alpha` over answers; None where there is one of them, and
+    in reports of earlier versions.
+    """
+
+    top1: float
+    kl: float
+    perplexity_ratio: float
+    alpha: float
+    top1_se: float | None = None
+    kl_se: float | None = None
+    perplexity_ratio_se: float | None = None
+    alpha_se: float | None = None
+    alpha_of: dict[str, Share] = {}
+
+
+class LayerProbe(SeedEffect, frozen=True, kw_only=True):
+    """What happens when `layer` alone takes a seed.
+
+    `max_abs` (of all rows, and `max_abs_block` the median over blocks of `block_rows`, with their 10 % and 90 %
+    quantiles) and `relative` (max |seed − x| / max |x|, the mean over rows): the seed against the layer's input.
+    `attention_moves`: ‖attn(seed) − attn(x)‖ / ‖attn(x)‖, the mean over rows.
     """
 
     layer: int
     max_abs: float
     relative: float
-    top1: float
-    kl: float
-    perplexity_ratio: float
-    alpha: float
+    relative_se: float | None = None
+    max_abs_block: float | None = None
+    max_abs_block_low: float | None = None
+    max_abs_block_high: float | None = None
+    attention_moves: float | None = None
+    attention_moves_se: float | None = None
 
 
-class SetProbe(msgspec.Struct, frozen=True, kw_only=True):
+class SetProbe(SeedEffect, frozen=True, kw_only=True):
     """Several layers seeded at once: those of the ranking's beginning."""
 
     layers: tuple[int, ...]
-    top1: float
-    kl: float
-    perplexity_ratio: float
-    alpha: float
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +78,11 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     num_texts: int
     num_tokens: int
     perplexity: float
+    perplexity_se: float | None = None
     layers: tuple[LayerProbe, ...]
     sets: tuple[SetProbe, ...]
     ranking: tuple[int, ...]
+    block_rows: int = 0  # rows of a block of the texts; 0 in reports without errors
     made: str = ""  # date and time, UTC
 
     @property

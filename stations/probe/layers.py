@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.shadows import difference
 from ..kernels.base import Backend
 from ..models.card import ModelCard
-from .scores import Scores, choices, log_probabilities, score
+from .blocks import block_maxima, block_rows, block_sums
+from .offs import offs
+from .scores import RowScores, choices, log_probabilities, score
 from .seeded import Seeded
 
 SET_SIZES = (2, 4, 8, 16, 24)  # of the least harmed layers, and all of them
@@ -21,46 +22,51 @@ Answers = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 class _Effect:
-    """What a set of seeded layers does: scores on the texts, right drafts on the answers."""
+    """What a set of seeded layers does: scores on the texts, right drafts in each of the answers."""
 
     def __init__(self) -> None:
-        self.scores = Scores()
-        self.drafted = self.right = 0
+        self.texts: list[RowScores] = []
+        self.right: list[int] = []
 
-    def told(self, plain_perplexity: float) -> dict[str, Any]:
-        return {
-            "top1": self.scores.top1,
-            "kl": self.scores.mean_kl,
-            "perplexity_ratio": self.scores.perplexity / plain_perplexity,
-            "alpha": self.right / self.drafted,
-        }
+    @property
+    def mean_kl(self) -> float:
+        return float(np.concatenate([text.kl for text in self.texts]).mean())
+
+    def told(self) -> dict[str, Any]:
+        columns = {name: [getattr(text, name) for text in self.texts] for name in RowScores._fields}
+        return {**{name: block_sums(runs) for name, runs in columns.items()}, "right": self.right}
 
 
 def probe(
     backend: Backend, card: ModelCard, texts: Sequence[Sequence[int]], answers: Answers, seed: str, progress: Progress
 ) -> dict[str, Any]:
-    """`layers` from 1 on, `sets` of them by `ranking` (least harmed first, by KL), sizes of the texts."""
+    """Sums over blocks of the texts' rows and counts of the answers' rows; what they mean is for the host to say.
+
+    `block_rows` and `drafted`: how many rows there are in each block, and in each answer. `plain`, of `layers` from 1
+    on, and of `sets` of them by `ranking` (least harmed first, by KL): `nll`, `kl`, `same_top` a block, `right` an
+    answer. Of `layers` also `max_abs`, the largest of a block, and sums of `relative` and `attention` (`RowOffs`).
+    """
     plain = [Seeded(backend, card, ids) for ids in texts]
     drafts = [(Seeded(backend, card, [*prompt, *answer[:-1]]), len(prompt) - 1) for prompt, answer in answers]
     single, sizes = range(1, card.num_layers), _sizes(card.num_layers)
     steps = _Steps(progress, (len(single) + len(sizes)) * (len(plain) + len(drafts)))
     base, *found = _measure(backend, texts, plain, drafts, [(), *((layer,) for layer in single)], seed, steps)
-    perplexity = base.scores.perplexity
     alone = dict(zip(single, found, strict=True))
-    ranking = sorted(single, key=lambda layer: (alone[layer].scores.mean_kl, layer))
+    ranking = sorted(single, key=lambda layer: (alone[layer].mean_kl, layer))
     together = [tuple(sorted(ranking[:size])) for size in sizes]
     effects = _measure(backend, texts, plain, drafts, together, seed, steps)
-    sets = [{"layers": list(layers), **one.told(perplexity)} for layers, one in zip(together, effects, strict=True)]
     return {
         "model": card.name,
         "fingerprint": card.fingerprint,
         "seed": seed,
         "num_layers": card.num_layers,
         "num_texts": len(texts),
-        "num_tokens": base.scores.rows,
-        "perplexity": perplexity,
-        "layers": [{"layer": layer, **_offs(plain, layer, seed), **alone[layer].told(perplexity)} for layer in single],
-        "sets": sets,
+        "block_rows": block_rows([len(ids) - 1 for ids in texts]),
+        "off_block_rows": block_rows([len(ids) for ids in texts]),
+        "drafted": [len(answer) for _, answer in answers],
+        "plain": base.told(),
+        "layers": [{"layer": layer, **_offs(plain, layer, seed), **alone[layer].told()} for layer in single],
+        "sets": [{"layers": list(layers), **one.told()} for layers, one in zip(together, effects, strict=True)],
         "ranking": ranking,
     }
 
@@ -98,29 +104,24 @@ def _measure(
         targets = np.array(ids[1:], np.int64)
         log_plain = log_probabilities(backend, text.x[-1][:-1])
         for layers, effect in zip(sets, effects, strict=True):
-            score(backend, effect.scores, text.forward(layers, seed)[:-1], log_plain, targets)
+            effect.texts.append(score(backend, text.forward(layers, seed)[:-1], log_plain, targets))
             if layers:
                 steps()
     for text, first in drafts:
         rows = np.arange(first, len(text.x[-1]))
         truth = choices(backend, text.x[-1][rows])
         for layers, effect in zip(sets, effects, strict=True):
-            effect.drafted += len(rows)
-            effect.right += int((choices(backend, text.draft(layers, seed, rows)) == truth).sum())
+            effect.right.append(int((choices(backend, text.draft(layers, seed, rows)) == truth).sum()))
             if layers:
                 steps()
     return effects
 
 
-def _offs(plain: Sequence[Seeded], layer: int, seed: str) -> dict[str, float]:
-    """The seed of `layer` against its input, over the rows of all texts: the largest difference, the mean relative."""
-    pairs = [
-        difference(of[row : row + 1], text.x[layer][row : row + 1])
-        for text in plain
-        for of in (text.seed_of(layer, seed),)
-        for row in range(len(of))
-    ]
+def _offs(plain: Sequence[Seeded], layer: int, seed: str) -> dict[str, list[float]]:
+    """The seed of `layer` against its input, block by block."""
+    found = [offs(text, layer, seed) for text in plain]
     return {
-        "max_abs": max(max_abs for max_abs, _ in pairs),
-        "relative": float(np.mean([relative for _, relative in pairs])),
+        "max_abs": block_maxima([one.max_abs for one in found]),
+        "relative": block_sums([one.relative for one in found]),
+        "attention": block_sums([one.attention for one in found]),
     }

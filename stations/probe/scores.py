@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,35 +12,39 @@ from ..kernels.base import F32, Backend
 
 CHUNK_ROWS = 64  # rows of logits at once: 12 MB of a 49,152-word vocabulary
 
+F64 = npt.NDArray[np.float64]
 
-class Scores:
-    """Sums over rows; `add` as often as there are texts."""
 
-    def __init__(self) -> None:
-        self.rows = self.same_top = 0
-        self.nll = self.kl = 0.0
+class RowScores(NamedTuple):
+    """Of each row, f64 [S]: −log p of the text's next token; KL(plain ‖ this) in nats; 1 where the top token stays."""
 
-    def add(self, logits: F32, log_plain: F32, targets: npt.NDArray[np.int64]) -> None:
-        """Rows [S, V] against the plain model's log-probabilities of the same rows; `targets` [S] comes next."""
-        log_p = log_softmax(logits)
-        self.rows += len(logits)
-        self.nll -= float(log_p[np.arange(len(targets)), targets].sum(dtype=np.float64))
-        self.kl += float((np.exp(log_plain) * (log_plain - log_p)).sum(dtype=np.float64))
-        self.same_top += int((logits.argmax(axis=1) == log_plain.argmax(axis=1)).sum())
+    nll: F64
+    kl: F64
+    same_top: F64
 
-    @property
-    def perplexity(self) -> float:
-        return float(np.exp(self.nll / self.rows))
+    @classmethod
+    def joined(cls, parts: Sequence[RowScores]) -> RowScores:
+        """One after the other."""
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
-    @property
-    def top1(self) -> float:
-        """Share of rows whose likeliest token is the plain model's."""
-        return self.same_top / self.rows
 
-    @property
-    def mean_kl(self) -> float:
-        """Mean KL(plain ‖ seeded), nats."""
-        return self.kl / self.rows
+def score_logits(logits: F32, log_plain: F32, targets: npt.NDArray[np.int64]) -> RowScores:
+    """Rows [S, V] against the plain model's log-probabilities of the same rows; `targets` [S] comes next."""
+    log_p = log_softmax(logits)
+    nll = -log_p[np.arange(len(targets)), targets].astype(np.float64)
+    kl = (np.exp(log_plain) * (log_plain - log_p)).sum(axis=1, dtype=np.float64)
+    same_top = logits.argmax(axis=1) == log_plain.argmax(axis=1)
+    return RowScores(nll, kl, same_top.astype(np.float64))
+
+
+def score(backend: Backend, x: F32, log_plain: F32, targets: npt.NDArray[np.int64]) -> RowScores:
+    """Score rows by their head inputs [S, H] against the plain model's log-probabilities [S, V]."""
+    found = []
+    for at in range(0, len(x), CHUNK_ROWS):
+        rows = slice(at, at + CHUNK_ROWS)
+        logits = backend.head(np.ascontiguousarray(x[rows]), 0, 1)
+        found.append(score_logits(logits, log_plain[rows], targets[rows]))
+    return RowScores.joined(found)
 
 
 def log_softmax(logits: F32) -> F32:
@@ -52,13 +59,6 @@ def log_probabilities(backend: Backend, x: F32) -> F32:
     """Of what comes next after each row, by head inputs [S, H]: [S, V]."""
     chunks = [x[at : at + CHUNK_ROWS] for at in range(0, len(x), CHUNK_ROWS)]
     return np.concatenate([log_softmax(backend.head(np.ascontiguousarray(rows), 0, 1)) for rows in chunks])
-
-
-def score(backend: Backend, scores: Scores, x: F32, log_plain: F32, targets: npt.NDArray[np.int64]) -> None:
-    """Score rows by their head inputs [S, H] against the plain model's log-probabilities [S, V]."""
-    for at in range(0, len(x), CHUNK_ROWS):
-        rows = slice(at, at + CHUNK_ROWS)
-        scores.add(backend.head(np.ascontiguousarray(x[rows]), 0, 1), log_plain[rows], targets[rows])
 
 
 def choices(backend: Backend, x: F32) -> npt.NDArray[np.int64]:

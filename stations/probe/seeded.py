@@ -49,6 +49,10 @@ class Seeded:
         """What the attention of `layer` would be given, of the plain pass. [S, H]"""
         return self.h[layer - 1] if seed == "h" else self.x[layer - 1]
 
+    def attention(self, layer: int, x: F32) -> F32:
+        """What attention of `layer` adds to rows [S, H] when it takes these rows and no others, all of the text."""
+        return self._backend.attn_delta(layer, x, [Span(self._new_cache(layer), 0, self._num_rows)])
+
     def forward(self, layers: Collection[int], seed: str) -> F32:
         """The head's input [S, H] when `layers` take a seed, all rows and their keys and values included."""
         spans = {layer: [Span(self._new_cache(layer), 0, self._num_rows)] for layer in self._above(layers)}

@@ -24,10 +24,11 @@ MAX_INPUT_BYTES = 16 << 20
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Token ids of a prompt and of the plain model's answer to it."""
+    """Token ids of a prompt and of the plain model's answer to it; `of`: a name that comes back with the counts."""
 
     prompt: list[int]
     answer: list[int]
+    of: str = ""
 
 
 class Texts(msgspec.Struct, frozen=True):
@@ -61,7 +62,8 @@ def _probe(model: str, seed: str, given: bytes) -> dict[str, Any]:
     texts = _read(given, card)
     backend = make_backend("fast", folder, all_roles(card.num_layers))
     answers = [(answer.prompt, answer.answer) for answer in texts.answers]
-    return probe(backend, card, texts.texts, answers, seed, ProgressLines())
+    found = probe(backend, card, texts.texts, answers, seed, ProgressLines())
+    return {**found, "answers_of": [answer.of for answer in texts.answers]}
 
 
 def _read(given: bytes, card: ModelCard) -> Texts:

@@ -12,7 +12,8 @@ import pytest
 from host import Engine, Result
 from host.bench.prompts import load_prompts
 from host.launch import run_verb
-from host.pairx.probe import gather_material, shipped_texts, to_report
+from host.pairx.probe import gather_material, shipped_texts
+from host.pairx.probe_report import to_report
 from tests.speculate.means import AlwaysDrafts
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "smollm2.json").read_text())["prompts"]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from .kv_options import CODED_GROUP, EXACT_SINKS, MASS_ROWS, UNDO_ROWS, KvOptions, OverlayOptions
 
+_MASS_SUMS = 3  # of attention mass a stored row: all, of the newest rows, of those before
 _OPEN_ROWS = 3 * CODED_GROUP  # rows that wait, exact, until their group is coded
 
 
@@ -51,7 +52,7 @@ def layer_bytes(options: KvOptions, positions: int, num_kv_heads: int, head_dim:
         positions = min(positions, options.max_rows)
     if options.window:
         positions = min(positions, 2 * options.window + 1 + options.recent_rows + EXACT_SINKS + _OPEN_ROWS)
-    mass = 4 * positions * (1 + (1 + num_kv_heads) * MASS_ROWS) if options.keeps_mass else 0
+    mass = 4 * positions * (_MASS_SUMS + MASS_ROWS) if options.keeps_mass else 0  # MASS_ROWS of them in a prefill only
     groups = -(-head_dim // CODED_GROUP)
     exact = 4 * head_dim
     coded_k, coded_v = head_dim + 4 * groups, head_dim + 4

@@ -131,7 +131,7 @@ class TokenSequence:
         self._clock = clock
         self._in_flight: deque[int] = deque()
         self._early: dict[int, Answer] = {}  # answers that overtook an older pass, by last position
-        self._form_position = 0  # the last barrier at which a pass was sent
+        self._form_position = 0  # below, what stations hold cannot be told from what came since: a barrier, mostly
 
     @property
     def oldest_in_flight(self) -> int | None:
@@ -165,6 +165,8 @@ class TokenSequence:
                 if final < first:
                     raise AssertionError(f"a pass at the state barrier {first} over rows settled below {final} only")
                 self._form_position = first
+            if self.kv.keeps_mass:  # masses of final rows join those of others: stations cannot take them back
+                self._form_position = max(self._form_position, final)
         one = Pass(self.session, self.epoch, self.base, final, first, len(packed), want, packed.tobytes(), grow)
         self.tokens.extend(packed)
         if not self._in_flight:

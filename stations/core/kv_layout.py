@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aeonflow.kv_options import CODED_MODES, UNDO_ROWS, Barrier, KvOptions, check_on_model
+from aeonflow.kv_options import CODED_MODES, UNDO_ROWS, Barrier, KvOptions, check_on_model, is_barrier
 from aeonflow.kv_sizes import KvShape, session_bytes
 
 from ..kv.errors import KvFormError
@@ -57,13 +57,15 @@ class KvLayout:
 
     def change_form(self, cache: LayerKvCache, position: int) -> None:
         """What is due at the state barrier `position`, before its row is stored: mass settled, rows gone. (The change
-        of a coded row's form is the cache's own.)"""
+        of a coded row's form is the cache's own.) Nothing is due at the barriers of other layers alone."""
         options = self._on_layer(cache.wire_layer)
         cache.settle(position)
         if options.max_rows and cache.seq_len >= options.max_rows:
             policy = policy_named(options.eviction, options.sink_rows)
             # what the newest 64 to 128 rows have read: of all mass since its beginning an old row has most
             cache.evict(options.max_rows - options.eviction_step, policy, cache.latest_mass)
+        if options.keeps_mass and is_barrier(options.layout_barriers(), position):
+            cache.end_mass_block(position)
         if options.window:
             cache.trim_window_anchored(options.window, 0, 1, position)
         if cache.has_overlay:

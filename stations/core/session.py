@@ -154,7 +154,13 @@ class Session:
                         " from tokens"
                     )
             else:
-                cache.truncate_to(base)
+                target = cache.restorable(base)
+                cache.truncate_to(target)
+                if target < base:
+                    self.lost = RollbackError(
+                        f"a cut to position {base}: attention masses since {target} have joined, rows from there on are"
+                        " gone; resume from tokens"
+                    )
 
     def length(self, layer: int) -> int:
         """Canonical rows cached at `layer`."""
@@ -195,6 +201,8 @@ class Session:
         """Carry out what is due before rows from `first` on are stored. In the compute thread, with the kernels."""
         if self.barriers and is_barrier(self.barriers, first):
             self.layout.change_form(cache, first)
+        elif cache.reading.keeps_mass:
+            cache.settle(min(self.settled, first))
 
     def cached_bytes(self) -> int:
         """Bytes that the caches hold now."""

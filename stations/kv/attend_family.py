@@ -81,11 +81,11 @@ class AttendFamily(LayerRows):
             results[:, at] = self._attend_rows(queries[:, at], g, first_row, scale, window, softcap, at, mass)
         if mass is not None:
             position = self._next - self._store.rows + first_row
-            for i, row in enumerate(mass):
-                if settled is None or position + i < settled:
-                    self.accumulate_imp(row)
-                else:
-                    self.hold_imp(position + i, row)
+            final = len(mass) if settled is None else min(max(settled - position, 0), len(mass))
+            for row in mass[:final]:
+                self.accumulate_imp(row)
+            if final < len(mass):
+                self._importance.hold(position + final, mass[final:])
 
     def _attend_rows(
         self, q: F32, kv_head: int, first_row: int, scale: float | None, window: int | None, softcap: float,

@@ -60,7 +60,7 @@ class LayerRows:
         self._store = make_store(
             self.mode, len(self._slots), self.head_dim, self._capacity, self._recent, self._exact_sinks
         )
-        self._importance = Importance()
+        self._importance = Importance(self._capacity)
         self._abs_max.reset()
         self._positions: I64 | None = None  # of the first stored rows, once rows left the middle
         self._base = 0
@@ -117,7 +117,7 @@ class LayerRows:
 
     @property
     def latest_mass(self) -> F32:
-        """f32 [seq_len]: the part of `importance` that joined at the two newest settlements."""
+        """f32 [seq_len]: the part of `importance` that rows of the open block have read, and of the block before."""
         return self._importance.latest(self.seq_len)
 
     @property
@@ -127,9 +127,20 @@ class LayerRows:
 
     @property
     def rollback_floor(self) -> int:
-        """The lowest position that `truncate_to` can restore: nothing below changed form, no row above is missing."""
+        """The lowest position that `truncate_to` can restore: nothing below changed form, no row above is missing, no
+        mass that was read above has joined for good."""
+        return max(self._rows_floor, self._importance.block_end)
+
+    @property
+    def _rows_floor(self) -> int:
+        """`rollback_floor` of the rows alone."""
         window = self._base + self._tail_window - 1 if self._tail_window and self._base else 0
         return max(self._form_position, window)
+
+    def restorable(self, position: int) -> int:
+        """The highest position up to `position` that `truncate_to` can restore: below the masses that have joined only
+        the end of the last block. Nothing below `rollback_floor` can be."""
+        return position if position >= self._importance.joined_end else self._importance.block_end
 
     def head_len(self, kv_head: int) -> int:
         """Rows stored for one head: 0 for a dead one."""
@@ -153,8 +164,8 @@ class LayerRows:
         """The storage of the rows below `position`, shared with the layer and shorter where that holds more: to be read
         until the layer's next change. Raises RollbackError where such rows have changed form or left."""
         gone = max(self._next - position, 0)
-        if gone and position < self.rollback_floor:
-            floor = self.rollback_floor
+        if gone and position < self._rows_floor:
+            floor = self._rows_floor
             raise RollbackError(f"rows below {position} cannot be told apart: rows changed form at {floor}")
         return first_rows(self._store, max(self.seq_len - gone, 0))
 
@@ -211,12 +222,18 @@ class LayerRows:
         return self._store.room()
 
     def truncate_last(self, count: int) -> None:
-        """Drop the newest `count` rows. Raises RollbackError, naming the positions, below `rollback_floor`."""
+        """Drop the newest `count` rows. Raises RollbackError, naming the positions, below `rollback_floor` and where
+        the masses of rows have joined (`restorable`)."""
         target = max(self._next - count, 0)
         if target < self.rollback_floor and target < self._next:
             raise RollbackError(
                 f"rollback to position {target}: the cache can be restored down to {self.rollback_floor} only, where"
                 " its rows changed form or left; resume from tokens"
+            )
+        if self.restorable(target) < target:
+            raise RollbackError(
+                f"rollback to position {target}: what rows up to {self._importance.joined_end} have read has joined"
+                f" since {self._importance.block_end}, which can be restored"
             )
         dropped = min(count, self.seq_len)
         self._store.truncate(self.seq_len - dropped)
@@ -317,7 +334,7 @@ class LayerRows:
         Makes the change of form that is due. Raises KvFormError if the pass would cross the next one.
         """
         if self.reading.keeps_mass:
-            self.reading.begin_pass(self.num_kv_heads, rows, self.seq_len)
+            self.reading.begin_pass(self._importance.scratch(rows, self.seq_len + rows))
         if rows <= self._free:
             return self._table_address
         self._alive_known = True
@@ -338,8 +355,7 @@ class LayerRows:
         self._next += rows
         self.table[Header.SEQ] = self._store.commit(rows)
         if self.reading.keeps_mass:
-            for i, mass in enumerate(self.reading.end_pass()):
-                self.hold_imp(self._next - rows + i, mass)
+            self._importance.hold(self._next - rows, self.reading.end_pass())
 
     def pin(self) -> tuple[object, ...]:
         """What keeps the memory that `table` names now alive, for compiled code that may still be reading it."""
@@ -364,11 +380,15 @@ class LayerRows:
     def hold_imp(self, position: int, probs: F32) -> None:
         """The mass that the row at `position` gives while it may still be rejected: added once `settle` passes it,
         forgotten when it is taken back."""
-        self._importance.hold(position, np.asarray(probs, np.float32)[: self.seq_len])
+        self._importance.hold(position, np.array(probs, np.float32, ndmin=2)[:, : self.seq_len])
 
     def settle(self, position: int) -> None:
         """Every row below `position` is final: the mass they were holding joins `importance`."""
-        self._importance.settle(position)
+        self._importance.settle(position, self.seq_len)
+
+    def end_mass_block(self, position: int) -> None:
+        """What rows below `position` have read, all of it settled, is for good: `latest_mass` begins a new block."""
+        self._importance.end_block(position)
 
     def rows_bytes(self) -> int:
         """Bytes of K, V, scales, columns and importance; padding and spare room are not counted."""

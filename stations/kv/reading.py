@@ -1,14 +1,13 @@
 """How a layer's rows are read, whoever reads them: window, softcap, learned sinks, and whether attention mass is kept.
 
 Belongs to the layer, not to the sequence: `clear` and imports keep it. Compiled code finds it in the header of the
-layer's table; the mass of a pass is collected in an array made for that pass, a part for each KV head.
+layer's table, and where the masses of a pass go.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .memory import LANES, aligned_zeros
 from .streams import F32, I64
 from .table import Header
 
@@ -17,11 +16,11 @@ class Reading:
     """`window`: rows visible to a query, the newest, itself included (0: all). `softcap` 0 is off. `sinks`: f32 [query
     heads], or None."""
 
-    __slots__ = ("_mass", "_table", "keeps_mass", "sinks", "softcap", "window")
+    __slots__ = ("_masses", "_table", "keeps_mass", "sinks", "softcap", "window")
 
     def __init__(self, table: I64) -> None:
         self._table = table
-        self._mass: F32 | None = None  # [kv_heads, rows, keys]
+        self._masses: F32 | None = None  # of the pass that is being computed
         self.window = 0
         self.softcap = 0.0
         self.sinks: F32 | None = None
@@ -35,19 +34,16 @@ class Reading:
         self._table[Header.SOFTCAP] = int(np.float32(softcap).view(np.uint32))
         self._table[Header.SINKS] = 0 if self.sinks is None else self.sinks.ctypes.data
 
-    def begin_pass(self, kv_heads: int, rows: int, stored: int) -> None:
-        """Room for the mass of a pass of `rows` rows behind `stored` ones."""
-        keys = -(-(stored + rows) // LANES) * LANES
-        self._mass = aligned_zeros((kv_heads, rows, keys), np.float32)
-        self._table[Header.MASS] = self._mass.ctypes.data
-        self._table[Header.MASS_HEAD], self._table[Header.MASS_ROW] = self._mass.strides[:2]
+    def begin_pass(self, masses: F32) -> None:
+        """Probabilities of a pass are added to `masses` f32 [rows, ≥ rows stored], one head after the other: KV heads
+        share a row (`Header.MASS_HEAD` stays 0), since one thread computes them all, in their order."""
+        self._masses = masses
+        table = self._table
+        table[Header.MASS], table[Header.MASS_ROW] = masses.ctypes.data, masses.strides[0]
 
     def end_pass(self) -> F32:
-        """What the rows of the pass have read, [rows, keys]: heads added in their order."""
-        assert self._mass is not None, "begin_pass comes first"
-        heads, self._mass = self._mass, None
+        """The masses that the pass was given, and has filled."""
+        assert self._masses is not None, "begin_pass comes first"
+        masses, self._masses = self._masses, None
         self._table[Header.MASS] = 0
-        total: F32 = heads[0]
-        for head in heads[1:]:
-            total += head
-        return total
+        return masses

@@ -8,7 +8,7 @@ import pytest
 from stations.kv import Born, KvCache, KvFormError, KvShapeError, LayerKvCache, Recent, RollbackError, policy_named
 
 from .fast_attention import fast_attend
-from .kv_rows import bits, filled, some_rows
+from .kv_rows import F32, bits, filled, some_rows
 
 
 def test_recent_keeps_the_newest_rows_and_the_threshold_is_reached_at_the_maximum() -> None:
@@ -152,21 +152,89 @@ def test_an_eviction_that_drops_nothing_changes_nothing_and_one_to_nothing_is_re
     assert (policy_named("recent", 3), policy_named("born", 2)) == (Recent(3), Born(2))
 
 
-def test_what_the_rows_of_the_two_newest_settlements_have_read_is_known_apart_and_can_choose_the_rows_that_stay() -> (
-    None
-):
+def with_mass(position: int, row: int, mass: float) -> F32:
+    """What the row at `position` has read: one row."""
+    found = np.zeros(position + 1, np.float32)
+    found[row] = mass
+    return found
+
+
+def test_what_the_rows_of_the_two_newest_blocks_have_read_is_known_apart_and_can_choose_the_rows_that_stay() -> None:
     cache, _, _ = filled(1, 4, 12)
     for position, row in ((3, 1), (5, 2), (7, 4), (9, 5)):
-        mass = np.zeros(position + 1, np.float32)
-        mass[row] = position
-        cache.hold_imp(position, mass)
+        cache.hold_imp(position, with_mass(position, row, position))
         cache.settle(position + 1)
-        cache.settle(position + 1)  # nothing new: nothing changes
+        assert cache.latest_mass[row] == position
+        if position < 9:
+            cache.end_mass_block(position + 1)
+            cache.end_mass_block(position + 1)  # a second time changes nothing
     assert cache.importance.tolist() == [0, 3, 5, 0, 7, 9, 0, 0, 0, 0, 0, 0]
     assert cache.latest_mass.tolist() == [0, 0, 0, 0, 7, 9, 0, 0, 0, 0, 0, 0]
     assert cache.evict(6, Born(1), cache.latest_mass) == 6
     assert cache.positions.tolist() == [0, 4, 5, 9, 10, 11]
     assert cache.latest_mass.tolist() == [0, 7, 9, 0, 0, 0]
+    cache.end_mass_block(12)
     cache.hold_imp(12, np.full(6, 0.5))
     cache.settle(13)
     assert cache.latest_mass.tolist() == [0.5, 0.5, 9.5, 0.5, 0.5, 0.5]
+
+
+def test_masses_join_in_the_order_of_positions_with_the_same_bits_whenever_rows_are_settled() -> None:
+    masses = some_rows(4, 60, 1, 60)[:, 0] ** 2
+    found = []
+    for step, rejected in ((1, 0), (7, 0), (60, 0), (5, 3), (1, 4)):
+        cache = LayerKvCache(1, 4)
+        position = 0
+        while position < 60:
+            upto = min(position + step, 60, (position // 20 + 1) * 20)
+            wrong = upto + rejected if upto < 57 else upto
+            k = np.ones((wrong - position, 4), np.float32)
+            cache.append(k, k)
+            for at in range(position, wrong):
+                cache.hold_imp(at, masses[at, : at + 1] if at < upto else np.full(at + 1, 99.0))
+            cache.truncate_to(upto)
+            cache.settle(upto)
+            if upto % 20 == 0:
+                cache.end_mass_block(upto)
+            position = upto
+        found.append((bits(cache.importance), bits(cache.latest_mass)))
+    assert all(one == found[0] for one in found)
+    lower = np.tril(masses)
+    assert np.allclose(np.array(found[0][1], np.uint32).view(np.float32), lower[40:].sum(0), rtol=1e-5)
+
+
+def test_masses_of_a_stored_row_cost_three_values_and_one_for_each_row_in_doubt() -> None:
+    cache, _, _ = filled(1, 4, 10)
+    plain = cache.memory_bytes()
+    cache.hold_imp(8, np.ones(9))
+    cache.hold_imp(9, np.ones(10))
+    assert cache.memory_bytes() == plain + 2 * 4 * 10
+    cache.settle(10)
+    assert cache.memory_bytes() == plain + 4 * 10
+    cache.end_mass_block(10)
+    k = np.ones((30, 4), np.float32)
+    cache.append(k, k)
+    for at in range(10, 40):
+        cache.hold_imp(at, np.ones(at + 1))
+    cache.settle(40)
+    assert cache.memory_bytes() == cache.rows_bytes() == plain * 4 + 3 * 4 * 40
+
+
+def test_masses_that_have_joined_are_taken_back_down_to_the_end_of_the_last_block_only() -> None:
+    cache, _, _ = filled(1, 4, 12)
+    for at in range(12):
+        cache.hold_imp(at, np.full(at + 1, 1.0))
+        if at < 10:
+            cache.settle(at + 1)
+        if at == 5:
+            cache.end_mass_block(6)
+            at_end = cache.importance[:6].tolist(), cache.latest_mass[:6].tolist()
+    assert (cache.rollback_floor, cache.restorable(11), cache.restorable(10), cache.restorable(9)) == (6, 11, 10, 6)
+    cache.truncate_to(11)
+    with pytest.raises(RollbackError, match="position 9: what rows up to 10 have read has joined since 6"):
+        cache.truncate_to(9)
+    assert cache.pos_len == 11
+    cache.truncate_to(6)
+    assert (cache.importance.tolist(), cache.latest_mass.tolist()) == at_end
+    with pytest.raises(RollbackError, match="down to 6 only"):
+        cache.truncate_to(5)

@@ -97,6 +97,33 @@ async def test_edited_history_is_the_same_as_a_fresh_conversation(name: str, mod
     assert Outcome(again.token_ids, again.logits_hash or "") == plain.generated(options_of(name), edited)
 
 
+async def test_history_edited_behind_the_last_barrier_costs_born_no_more_than_the_rows_since_it(
+    model: ModelFolder, plain: Plain
+) -> None:
+    edited = [*LONG[:80], *LONG[90:110]]
+    async with engine_on("layers:2", model, **BOUNDED["born"]) as engine, engine.session() as session:
+        await session.generate(LONG[:100], max_tokens=20, ignore_eos=True).collect()
+        again = await session.generate(edited, max_tokens=40, ignore_eos=True, logits_hash=True).collect()
+    assert again.usage.cached_tokens == 64
+    assert Outcome(again.token_ids, again.logits_hash or "") == plain.generated(options_of("born"), edited)
+
+
+async def test_masses_that_have_joined_are_given_up_back_to_the_last_barrier(model: ModelFolder) -> None:
+    async with engine_on("layers:2", model, kv_max=128) as engine:
+        sequence = await engine.network.open(300)
+        host = Asked(sequence)
+        await host.prefill(LONG[:100], 100)
+        sequence.restart(90)
+        assert not sequence.is_cut_too_deep
+        for token in (1, 2):
+            await host.send([token], Want.LAST)
+        sequence.restart(80)
+        assert sequence.is_cut_too_deep
+        with pytest.raises(RollbackError, match="a cut to position 80: attention masses since 64 have joined"):
+            await host.send([1], Want.LAST)
+        assert await engine.network.resume(sequence, 80) == 64
+
+
 async def test_mass_below_a_barrier_cannot_be_taken_back_so_the_station_starts_from_tokens(model: ModelFolder) -> None:
     async with engine_on("layers:2", model, kv_max=128) as engine:
         sequence = await engine.network.open(300)

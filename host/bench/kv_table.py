@@ -7,35 +7,34 @@ before it; where that is more than what is left of the time, ways are left out f
 from __future__ import annotations
 
 import itertools
-import pydoc_data.topics
-import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from aeonflow.errors import AeonflowError
 from aeonflow.kv_options import KvOptions
+from aeonflow.kv_sizes import layer_bytes
 
 from ..engine import Engine
 from ..evaluate import Window, texts_to_windows
-from ..evaluate.run import measure
+from ..evaluate.run import Measured, measure
 from ..overlay_proof import equal_window
+from ..plan import Geometry
 from .kv_way import kv_way
 from .measure import machine
 
-WAYS = (  # what matters most first
-    "kv=f16", "kv=q8", "kv=q4", "max_rows=25% evict=born", "max_rows=25% evict=recent", "o1=m=32,w=128",
-    "o1=m=64,w=256", "max_rows=50% evict=born", "max_rows=50% evict=recent", "window=25%", "kv=q8 exact_recent=0",
-    "kv=q8k", "kv=q8v",
+WAYS = (  # what matters most first; born and O(1) are followed by sinks and the newest rows in as many bytes
+    "kv=f16", "kv=q8", "kv=q4", "max_rows=25% evict=born", "o1=m=32,w=128", "o1=m=64,w=256", "max_rows=50% evict=born",
+    "window=25%", "kv=q8 exact_recent=0", "kv=q8k", "kv=q8v",
 )  # fmt: skip
-EQUAL = "as many bytes as "  # before an O(1) way: sinks and a window of equal bytes
-COLUMNS = ("context", "option", "bytes", "KL", "ΔPPL %", "recall", "same token", "decode")
+EQUAL = "as many bytes as "  # before an O(1) way or born: sinks and the newest rows in equal bytes
+COLUMNS = ("context", "option", "bytes", "KL", "ΔPPL %", "recall", "same token", "decode", "windows")
+PAIR_COLUMNS = ("context", "option", "less", "KL", "windows in which lower", "PPL %", "PPL % of repeated passages")
 WINDOWS = {512: 4, 2048: 2, 8000: 1}  # by context: how many windows of text; of another context one
 SCORED = 1536  # tokens of ordinary text scored at the end of a window, at most: logits cost as much as a layer's rows
-MAX_CHARACTERS = 80_000  # of Python's documentation: more tokens than any context
+MASS_BYTES = 4 * 4  # a row of born beside K and V: three sums, and what the newest row has read
 MARGIN = 1.15  # on foreseen seconds
 NEAR_ROWS = 3000  # rows of context that cost as much as a row's weights: the guess before two contexts are measured
 DEADLINE_S = 900.0  # of one pass
@@ -50,20 +49,13 @@ class Pace(NamedTuple):
     row_s: float
 
 
-def default_texts() -> dict[str, str]:
-    """Python's own documentation, as much of it as is read, and its licence, by name."""
-    found = {"pydoc_data.topics": "\n\n".join(pydoc_data.topics.topics.values())[:MAX_CHARACTERS]}
-    licence = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
-    if licence.is_file():
-        found["LICENSE.txt"] = licence.read_text("utf-8")
-    return found
-
-
 async def bench_kv_table(
     texts: Mapping[str, str],
     *,
     contexts: Sequence[int] = tuple(WINDOWS),
     ways: Sequence[str] = WAYS,
+    num_windows: int | None = None,
+    first_window: int = 0,
     minutes: float = 15.0,
     model: str = "smollm2",
     plan: str = "solo",
@@ -71,15 +63,21 @@ async def bench_kv_table(
     kernels: str = "fast",
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """Evaluations by context and way, for JSON; `left_out` names what the time did not suffice for, or why not."""
+    """Evaluations by context and way, for JSON; `paired`: options beside those of as many bytes or rows, token by
+    token; `left_out` names what the time did not suffice for, or why not.
+
+    `num_windows` of every context from the `first_window`th on, where it is not `WINDOWS`.
+    """
     began_s = time.monotonic()
     found: dict[str, Any] = {}
+    paired: dict[str, list[dict[str, Any]]] = {}
     left_out: dict[str, dict[str, str]] = {}
     paces: list[Pace] = []
     async with Engine.launch(model=model, plan=plan, threads=threads, kernels=kernels, deadline_s=DEADLINE_S) as engine:
         ids = [engine.tokenize(text) for text in texts.values()]
         for index, context in enumerate(sorted(contexts)):
-            windows = _windows(ids, context, engine.card.context_length)
+            many = num_windows or WINDOWS.get(context, 1)
+            windows = _windows(ids, context, engine.card.context_length, first_window, many)
             kinds, skipped = _kinds(ways, context, engine)
             left_s = 60 * minutes - (time.monotonic() - began_s)
             _fit(kinds, skipped, windows, left_s, paces, is_first=index == 0)
@@ -90,6 +88,7 @@ async def bench_kv_table(
             rows = sum(window.num_rows for window in windows)
             paces.append(Pace(context, took_s / rows / (1 + len(kinds))))
             found[str(context)] = dict(zip(kinds, map(msgspec.to_builtins, measured.evaluations()), strict=True))
+            paired[str(context)] = _paired(measured, list(kinds), kinds)
             left_out[str(context)] = skipped
             say(f"context {context}: {took_s:.0f} s")
         return {
@@ -101,6 +100,7 @@ async def bench_kv_table(
             "texts": {name: len(one) for name, one in zip(texts, ids, strict=True)},
             "seconds": round(time.monotonic() - began_s, 1),
             "contexts": found,
+            "paired": paired,
             "left_out": left_out,
         }
 
@@ -115,15 +115,47 @@ def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
         exact = next(iter(ways.values()))["exact"]
         about = f"PPL {_figure(exact['ppl'], '.2f')}", f"PPL {_figure(exact['recall_ppl'], '.2f')}"
         size, rate = f"{exact['kv_bytes'] / 1e6:.1f} MB", f"{exact['decode_tok_s']:.0f} tok/s"
-        rows.append((name, "`f32`", size, "0", *about, "100 %", rate))
+        rows.append((name, "`f32`", size, "0", *about, "100 %", rate, ""))
         rows.extend((name, *_cells(way, one)) for way, one in ways.items())
     return rows
 
 
 def table_text(found: Mapping[str, Any]) -> str:
     """The table, in Markdown."""
-    rows = (COLUMNS, ("---",) * len(COLUMNS), *table_rows(found))
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return _markdown(COLUMNS, table_rows(found))
+
+
+def pairs_text(found: Mapping[str, Any]) -> str:
+    """The paired differences, in Markdown."""
+    rows = []
+    for context, pairs in sorted(found.get("paired", {}).items(), key=lambda item: int(item[0])):
+        for one in pairs:
+            figures = one["difference"]
+            rows.append(
+                (
+                    f"{int(context):,}", f"`{one['way']}`", f"`{one['less']}`", _figure(figures["kl"], "+.2g"),
+                    f"{round(figures['better'] * figures['num_windows'])} of {figures['num_windows']}",
+                    _figure(figures["delta_ppl_percent"], "+.2f"), _figure(figures["recall_percent"], "+.1f"),
+                )
+            )  # fmt: skip
+    return _markdown(PAIR_COLUMNS, rows)
+
+
+def merged(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """`before` with the ways that `found` has measured anew, or first."""
+    contexts, paired, left_out = (dict(before.get(part, {})) for part in ("contexts", "paired", "left_out"))
+    for context, ways in found["contexts"].items():
+        contexts[context] = {**contexts.get(context, {}), **ways}
+        missing = left_out.get(context, {})
+        left_out[context] = {way: why for way, why in missing.items() if way not in ways}
+        again = {(one["way"], one["less"]) for one in found["paired"][context]}
+        kept = [one for one in paired.get(context, []) if (one["way"], one["less"]) not in again]
+        paired[context] = kept + found["paired"][context]
+    return {**before, "contexts": contexts, "paired": paired, "left_out": left_out}
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ("---",) * len(columns), *rows))
 
 
 def with_table(document: str, table: str) -> str:
@@ -146,6 +178,7 @@ def _cells(way: str, one: Mapping[str, Any]) -> tuple[str, ...]:
         _figure(one["recall"], ".3g"),
         f"{100 * one['top1']['value']:.1f} %",
         f"{one['option']['decode_tok_s']:.0f} (×{one['decode_ratio']:.2f})",
+        str(one["num_windows"]),
     )
 
 
@@ -162,24 +195,25 @@ def _figure(estimate: Mapping[str, Any] | None, digits: str) -> str:
     return f"{estimate['value']:{digits}}{error}"
 
 
-def _windows(texts: Sequence[list[int]], context: int, context_length: int) -> list[Window]:
-    """As many windows as the context is given, from the texts in turn."""
+def _windows(texts: Sequence[list[int]], context: int, context_length: int, first: int, many: int) -> list[Window]:
+    """At most `many` windows from the `first`th on, from the texts in turn."""
     by_text = [texts_to_windows([text], context, context_length) for text in texts if len(text) >= context]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*by_text))
-    windows = [window for window in turns if window is not None][: WINDOWS.get(context, 1)]
+    windows = [window for window in turns if window is not None][first : first + many]
     if not windows:
         texts_to_windows(texts, context, context_length)  # says why
     return [msgspec.structs.replace(w, first_scored=max(w.first_scored, w.text_end - 1 - SCORED)) for w in windows]
 
 
 def _kinds(ways: Sequence[str], context: int, engine: Engine) -> tuple[dict[str, KvOptions], dict[str, str]]:
-    """Options by way, O(1) ones followed by their windows of equal bytes; and why others cannot be at this context."""
+    """Options by way, those that `EQUAL` is about followed by the newest rows in as many bytes; and why others cannot
+    be at this context."""
     kinds: dict[str, KvOptions] = {}
     skipped: dict[str, str] = {}
     for way in ways:
         try:
             kv = kv_way(way, context)
-            other = equal_window(kv.o1, context, engine.card) if kv.o1 is not None else None
+            other = _equal(kv, context, engine.card)
         except AeonflowError as error:
             skipped[way] = str(error)
             continue
@@ -187,6 +221,32 @@ def _kinds(ways: Sequence[str], context: int, engine: Engine) -> tuple[dict[str,
         if other is not None:
             kinds[EQUAL + way] = other
     return kinds, skipped
+
+
+def _equal(kv: KvOptions, context: int, model: Geometry) -> KvOptions | None:
+    """Sinks and the newest rows in as many bytes: of O(1) layers on average, of born once it is full."""
+    if kv.o1 is not None:
+        return equal_window(kv.o1, context, model)
+    if not kv.keeps_mass:
+        return None
+    row_bytes = layer_bytes(KvOptions(kv=kv.kv), 2, model.num_kv_heads, model.head_dim)
+    row_bytes -= layer_bytes(KvOptions(kv=kv.kv), 1, model.num_kv_heads, model.head_dim)
+    rows = -(-kv.max_rows * (row_bytes + MASS_BYTES) // row_bytes)
+    return KvOptions(kv=kv.kv, max_rows=rows, evict="recent", sink=kv.sink)
+
+
+def _paired(measured: Measured, names: Sequence[str], kinds: Mapping[str, KvOptions]) -> list[dict[str, Any]]:
+    """What differs token by token between a way and the newest rows in as many bytes, and in as many rows."""
+    found = []
+    for index, name in enumerate(names):
+        for other in (EQUAL + name, name.replace("evict=born", "evict=recent")):
+            if other == name or other not in names:
+                continue
+            difference = measured.difference(1 + index, 1 + names.index(other))
+            if difference is not None:
+                pair = {"way": name, "less": _name(kinds[other].shown()), "difference": msgspec.to_builtins(difference)}
+                found.append(pair)
+    return found
 
 
 def _fit(

@@ -18,6 +18,7 @@ from .windows import Window
 F64 = npt.NDArray[np.float64]
 
 TEXT_BLOCK, RECALL_BLOCK = 32, 8  # tokens taken as one cluster; a passage has 56
+WHOLE = 1 << 30  # all of a run
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -124,6 +125,44 @@ def gain(windows: Sequence[Window], rows: Rows, other: Rows) -> Estimate | None:
     """How much less KL than `other` has, over ordinary text: the mean of paired differences, with its error."""
     less = [b - a for a, b in zip(rows.kl, other.kl, strict=True)]
     return mean(_text(windows, less), TEXT_BLOCK)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """How two options differ over the same tokens, the first less the second: mean of paired differences, its error
+    from whole windows taken as independent. `better`: the share of windows in which the first has the lower KL."""
+
+    kl: Estimate
+    delta_ppl_percent: Estimate
+    recall_percent: Estimate
+    better: float
+    num_windows: int
+    num_text_tokens: int
+
+
+def difference(windows: Sequence[Window], rows: Rows, other: Rows) -> Difference | None:
+    """Of the KL of both, and of the perplexity of the first over that of the second, on ordinary text and on repeated
+    passages; None where there is nothing to score."""
+    more = [a - b for a, b in zip(rows.kl, other.kl, strict=True)]
+    worse = [a - b for a, b in zip(rows.nll, other.nll, strict=True)]
+    text, recall = _text(windows, more), _by_window(_recall(windows, worse), len(windows))
+    kl, ppl = mean(text, WHOLE), _exp(mean(_text(windows, worse), WHOLE))
+    recalled = _exp(mean(recall, WHOLE))
+    if kl is None or ppl is None or recalled is None:
+        return None
+    return Difference(
+        kl=kl,
+        delta_ppl_percent=ppl.minus(1.0).times(100.0),
+        recall_percent=recalled.minus(1.0).times(100.0),
+        better=sum(bool(one.sum() < 0) for one in text) / len(windows),
+        num_windows=len(windows),
+        num_text_tokens=sum(map(len, text)),
+    )
+
+
+def _by_window(passages: Sequence[F64], num_windows: int) -> list[F64]:
+    """The passages of each window as one run."""
+    each = len(passages) // num_windows
+    return [np.concatenate(passages[at : at + each]) for at in range(0, len(passages), each)]
 
 
 def _text(windows: Sequence[Window], columns: Sequence[F64]) -> list[F64]:

@@ -16,7 +16,7 @@ from aeonflow.tensors import Want
 
 from ..engine import Engine
 from ..errors import InvalidRequestError
-from .report import Evaluation, Rows, Side, evaluation, side
+from .report import Difference, Evaluation, Rows, Side, difference, evaluation, side
 from .score import Baseline, Comparison
 from .track import MAX_ROWS, Pace, Track, open_track
 from .windows import Window, check_context, windows_of
@@ -49,6 +49,10 @@ class Measured(NamedTuple):
         first, exact = self.rows[0], self.sides[0]
         pairs = zip(self.rows[1:], self.sides[1:], strict=True)
         return [evaluation(self.windows, rows, first, side, exact) for rows, side in pairs]
+
+    def difference(self, one: int, other: int) -> Difference | None:
+        """How options `one` and `other`, counted from 1, differ over the same tokens."""
+        return difference(self.windows, self.rows[one], self.rows[other])
 
 
 async def evaluate(

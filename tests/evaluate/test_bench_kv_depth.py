@@ -9,8 +9,20 @@ import pytest
 
 from aeonflow.errors import UnsupportedError
 from host.bench.kv_depth import bench_kv_depth
-from host.bench.kv_table import COLUMNS, Pace, bench_kv_table, foreseen_row_s, table_rows, table_text, with_table
+from host.bench.kv_table import (
+    COLUMNS,
+    Pace,
+    bench_kv_table,
+    foreseen_row_s,
+    merged,
+    pairs_text,
+    table_rows,
+    table_text,
+    with_table,
+)
+from host.bench.kv_texts import default_texts
 from host.bench.kv_way import kv_way
+from host.bench.kv_window import bench_kv_window
 
 
 async def test_every_way_decodes_at_every_depth_and_says_what_it_holds_there(tiny_model: Path) -> None:
@@ -68,3 +80,40 @@ def test_a_way_is_named_as_in_open_cache_and_shares_are_of_the_context() -> None
     assert (overlay.m, overlay.w, overlay.layers) == (16, 64, (1, 2))
     with pytest.raises(UnsupportedError, match="rows"):
         kv_way("rows=7", 1000)
+
+
+async def test_a_model_of_sliding_layers_holds_as_many_bytes_at_every_position() -> None:
+    found = await bench_kv_window(("kv=f16",), positions=(140, 300), window=16, periods=2)
+    way = found["ways"]["kv=f16"]
+    row_bytes = 8 * 2 * 64 * 2 * 2  # layers, KV heads, dims, K and V, f16
+    assert way["bytes_are_equal"]
+    assert {(at["kv_bytes_least"], at["kv_bytes_most"]) for at in way["at"]} == {(17 * row_bytes, 33 * row_bytes)}
+    assert all(at["kv_bytes_most"] <= at["reserved_bytes"] for at in way["at"])
+    assert all(at["row_ms"]["count"] == 34 for at in way["at"])
+    json.dumps(found)
+
+
+async def test_born_is_compared_token_by_token_with_the_newest_rows_in_as_many_bytes(tiny_model: Path) -> None:
+    way, text = "max_rows=50% evict=born", "".join(f"{i} times {i} is {i * i}; " for i in range(700))
+    found = await bench_kv_table(
+        {"a": text}, contexts=(300,), ways=(way,), num_windows=3, first_window=1, model=str(tiny_model), threads=1
+    )
+    (pair,) = found["paired"]["300"]
+    row_bytes = 2 * 16 * 2 * 4
+    rows = -(-150 * (row_bytes + 16) // row_bytes)
+    assert (pair["way"], pair["less"]) == (way, f"max_rows={rows} evict=recent")
+    kl = [found["contexts"]["300"][name]["kl"]["value"] for name in (way, f"as many bytes as {way}")]
+    assert pair["difference"]["kl"]["value"] == pytest.approx(kl[0] - kl[1], rel=1e-9)
+    assert pair["difference"]["num_windows"] == 3
+    assert pairs_text(found).count("\n") == 2
+    anew = json.loads(json.dumps(found))
+    anew["contexts"]["300"] = {way: {"kl": "anew"}}
+    both = merged({**found, "left_out": {"300": {way: "out of time"}}}, anew)
+    assert next(iter(both["contexts"]["300"].values())) == {"kl": "anew"}
+    assert (len(both["contexts"]["300"]), both["paired"]["300"], both["left_out"]["300"]) == (2, [pair], {})
+
+
+def test_the_default_texts_are_long_enough_for_many_windows() -> None:
+    texts = default_texts()
+    assert list(texts)[:: len(texts) - 1] == ["pydoc_data.topics", "docstrings"]
+    assert min(len(texts["pydoc_data.topics"]), len(texts["docstrings"])) > 300_000

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .children import run_verb
+from .failure import UsageError
 from .options import AsJson
 
 GENERATED_SOURCE, GENERATED_NAME = "generated", "synthetic"  # of models that benches make: nobody named them
@@ -19,7 +20,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name in t
 @app.callback()
 def models(context: typer.Context, as_json: AsJson = False) -> None:
     """List the imported models, delete one, or check its files."""
-    if context.invoked_subcommand is not None:
+    if (asked := context.invoked_subcommand) is not None:
+        if as_json:
+            raise UsageError(f"--json goes behind {asked}: aeonflow models {asked} NAME --json")
         return
     from .cache import human_bytes, models_folder
     from .output import note, print_json, print_table
@@ -50,18 +53,23 @@ def models(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 @app.command("rm")
-def remove(name: Name) -> None:
+def remove(name: Name, as_json: AsJson = False) -> None:
     """Delete an imported model."""
     from .cache import human_bytes
-    from .output import note
+    from .output import note, print_json
 
-    note(f"removed {name}: {human_bytes(run_verb('models', ['rm', name])['bytes'])} freed")
+    freed = run_verb("models", ["rm", name])["bytes"]
+    note(f"removed {name}: {human_bytes(freed)} freed")
+    if as_json:
+        print_json({"removed": name, "bytes": freed})
 
 
 @app.command("verify")
-def verify(name: Name) -> None:
+def verify(name: Name, as_json: AsJson = False) -> None:
     """Hash every weight file of a model and compare with its manifest."""
-    from .output import note
+    from .output import note, print_json
 
     run_verb("models", ["verify", name])
     note(f"{name} is intact")
+    if as_json:
+        print_json({"verified": name})

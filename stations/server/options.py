@@ -120,29 +120,74 @@ def read_token(token_file: Path | None, environment: Mapping[str, str]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="station",
+        prog="aeonflow station",
         allow_abbrev=False,
-        description="One station: a process that holds a part of a model and serves it.",
+        description="One station: a process that holds a part of a model and serves it. Its stdout is for launchers: "
+        "one line of JSON, ready or error.",
     )
     add = parser.add_argument
-    add("--model", required=True, help="name in the cache, path of a model folder, or synthetic:…")
-    add("--roles", default="", help="embed|head[:i/n], attn|gate_up|down|block:LO-HI, ffn:LO-HI:i/k; default: all")
-    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: any free one")
-    add("--token-file", type=Path, help=f"file of the fleet's secret; default: {TOKEN_VARIABLE}")
-    add("--name", default="", help="name in plans, status and errors")
-    add("--kernels", default="fast", choices=KERNEL_SETS)
-    add("--threads", type=int, default=1, help="of the kernels")
-    add("--transport", default="auto", choices=("auto", "websockets", "picows"))
-    add("--coalesce", default="on", choices=("on", "off"), help="several small frames in one message")
-    add("--link-delay-ms", type=float, default=0.0, help="added to every message sent, for benches")
-    add("--advertise", default="", metavar="URL", help="where other stations reach this one; default: as the host does")
+    add("--model", required=True, metavar="M", help="name in the cache, path of a model folder, or synthetic:…")
+    add(
+        "--roles",
+        default="",
+        metavar="LIST",
+        help="embed|head[:i/n], attn|gate_up|down|block:LO-HI, ffn:LO-HI:i/k, separated by commas (default: all)",
+    )
+    add(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where to listen; port 0: any free one (default %(default)s)",
+    )
+    add("--token-file", type=Path, metavar="FILE", help=f"the fleet's secret (default: the variable {TOKEN_VARIABLE})")
+    add("--name", default="", metavar="NAME", help="in plans, status and errors (default: station- and its process id)")
+    add("--kernels", default="fast", choices=KERNEL_SETS, help="kernel set (default %(default)s)")
+    add("--threads", type=int, default=1, metavar="N", help="compute threads (default %(default)s)")
+    add(
+        "--transport",
+        default="auto",
+        choices=("auto", "websockets", "picows"),
+        help="WebSocket library (default %(default)s)",
+    )
+    add("--coalesce", default="on", choices=("on", "off"), help="small frames share a message (default %(default)s)")
+    add(
+        "--link-delay-ms",
+        type=float,
+        default=0.0,
+        metavar="D",
+        help="hold every message back by D ms, for measurements (default 0)",
+    )
+    add("--advertise", default="", metavar="URL", help="where other stations reach it (default: as the host does)")
     add("--insecure", action="store_true", help="allow to listen beyond loopback without TLS")
-    add("--tls-cert", type=Path, help="certificate chain, PEM; with --tls-key the station serves wss://")
-    add("--tls-key", type=Path, help="its private key, PEM")
-    add("--tls-ca", type=Path, help="certificates trusted when other stations are dialled; default: the system's")
-    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="a web page that may connect")
-    add("--weights-from", action="append", default=[], metavar="URL", help="station to fetch missing weights from")
-    add("--kv-memory-mib", type=int, default=0, help="for the KV of all sessions; 0: half of the machine's memory")
-    add("--drain-s", type=float, default=5.0, help="how long to finish what runs after SIGTERM")
+    add("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; with --tls-key: serve wss://")
+    add("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    add(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="certificates to trust other stations by, PEM (default: the system's)",
+    )
+    add("--allow-origin", action="append", default=[], metavar="ORIGIN", help="a web page that may connect; repeatable")
+    add(
+        "--weights-from",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a station to fetch missing weights from; repeatable",
+    )
+    add(
+        "--kv-memory-mib",
+        type=int,
+        default=0,
+        metavar="MIB",
+        help="for the KV of all sessions (default: half of the machine's memory)",
+    )
+    add(
+        "--drain-s",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="seconds to finish what runs after SIGTERM (default %(default)g)",
+    )
     add("--exit-with-parent", action="store_true", help="leave when stdin ends")
     return parser

@@ -70,6 +70,7 @@ USAGE = [
     ("explain --prefill-chunk 0", "prefill_chunk 0: a whole number of at least 1"),
     ("explain --speculate soon", "speculate 'soon': allowed is off"),
     ("models --all", "No such option: --all"),
+    ("models --json rm tiny", "--json goes behind rm: aeonflow models rm NAME --json"),
     ("up", "Missing option '--plan'"),
     ("up --plan layers:2 --threads 0", "greater than or equal to 1, found '0'"),
     ("run --model nope hi", "(there: tiny); import one with: aeonflow pull"),

@@ -33,8 +33,10 @@ def test_a_model_is_pulled_listed_verified_and_removed(empty_home: Path, cli: Ru
     (listed,) = json.loads(cli("models", "--json").out)
     assert (listed["name"], listed["files"], listed["files_total"]) == ("mine", 8, 8)
     assert cli("models").out.splitlines()[0].split() == ["model", "size", "files", "fingerprint", "source"]
-    assert cli("models", "verify", "mine").err == "mine is intact\n"
-    assert "removed mine: " in cli("models", "rm", "mine").err
+    assert cli("models", "verify", "mine", "--json") == Ended(0, '{"verified": "mine"}\n', "mine is intact\n")
+    removed = cli("models", "rm", "mine", "--json")
+    assert "removed mine: " in removed.err
+    assert json.loads(removed.out) == {"removed": "mine", "bytes": listed["bytes"]}
     assert json.loads(cli("models", "--json").out) == []
 
 

@@ -54,6 +54,8 @@ class Filled:
         if is_barrier(self._barriers, self._at):
             for cache in self._caches:
                 self._layout.change_form(cache, self._at)
+        for cache in self._caches:
+            cache.settle(self._at)
         x = self._rng.standard_normal((rows, self._hidden_size), np.float32)
         spans = [[Span(cache, self._at, rows)] for cache in self._caches]
         start = time.thread_time()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stations.kv import Born, KvCache, KvFormError, KvShapeError, LayerKvCache, Recent, RollbackError, policy_named
+from stations.kv.importance import Importance
 
 from .fast_attention import fast_attend
 from .kv_rows import F32, bits, filled, some_rows
@@ -238,3 +239,18 @@ def test_masses_that_have_joined_are_taken_back_down_to_the_end_of_the_last_bloc
     assert (cache.importance.tolist(), cache.latest_mass.tolist()) == at_end
     with pytest.raises(RollbackError, match="down to 6 only"):
         cache.truncate_to(5)
+
+
+def test_scratch_that_is_used_again_holds_nothing_of_its_rows_and_that_of_long_passes_is_given_back() -> None:
+    importance = Importance(64)
+    few = importance.scratch(2, 20)
+    few[:] = 5.0
+    importance.hold(18, few)
+    importance.settle(20, 20)
+    again = importance.scratch(1, 10)
+    assert np.shares_memory(few, again)
+    assert not again.any()
+    many = importance.scratch(40, 60)
+    importance.hold(20, many)
+    importance.settle(60, 60)
+    assert not np.shares_memory(importance.scratch(1, 60), many)

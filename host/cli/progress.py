@@ -88,6 +88,8 @@ def summary(result: Result) -> str:
     parts.append(f"{result.plan}, {result.route}, {result.kernels}, {result.transport}")
     if result.speculation.get("drafted"):
         parts.append(f"{result.speculation['tokens_per_pass']:.2f} tokens a pass")
+    if why := result.pair_x.get("degraded"):
+        parts.append(f"residual seeds failed, the plain chain went on ({why})")
     parts.append(f"{result.hops_per_token} hops and {human_bytes(result.bytes_per_token)} a token")
     parts.append(f"cut {result.exactness.cut}, model {result.exactness.model}")
     if result.logits_hash is not None:

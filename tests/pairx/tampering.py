@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from aeonflow import bands, fano
+from aeonflow import Flags, bands, fano
 from aeonflow.passes import ATTENTION, PassContext
 from aeonflow.tensors import unpack_tensors
 from tests.engine.local_stations import LocalFleet
@@ -54,14 +55,16 @@ FAULTS: dict[str, Change] = {
 
 class OnTheLine:
     """Seeds of `line` that come to `station` from others: `fault` befalls the first at or behind position `at`, or all
-    of them from there on. A context; behind it the line is as it was."""
+    of them from there on. "seen" is no fault. A context; behind it the line is as it was."""
 
     def __init__(
         self, fleet: LocalFleet, station: str, fault: str, *, line: str = "145", at: int = 0, always: bool = False
     ) -> None:
         self.done = 0
+        self.newest: Seed | None = None
+        self._link = 0
         self._core: Any = fleet.station(station).core
-        self._fault = FAULTS[fault]
+        self._fault = (FAULTS | {"seen": lambda seed: [seed]})[fault]
         self._is_late = fault == "late"
         self._line = line
         self._at = at
@@ -76,6 +79,7 @@ class OnTheLine:
                 seed = Seed(stream, sequence, bytes(payload))
                 if seed.line == self._line:
                     self.done += 1
+                    self.newest, self._link = seed, link
                     if self._is_late:
                         self._held.append((link, stream, sequence, flags, seed.payload, now))
                     for one in self._fault(seed):
@@ -90,6 +94,10 @@ class OnTheLine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         del self._core.receive
+
+    def deliver(self, seed: Seed) -> None:
+        """`seed` comes to the station as from the one that sent the newest."""
+        self._core.receive(self._link, seed.stream, seed.position, Flags.FIN, seed.payload, time.monotonic())
 
 
 def _epoch(payload: Any) -> int:

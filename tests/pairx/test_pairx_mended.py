@@ -15,11 +15,12 @@ from stations.models.folder import ModelFolder
 from tests.engine.local_stations import TOKEN, LocalFleet, local_fleet
 
 from .conftest import MakeModel
-from .tampering import FAULTS, OnTheLine
+from .tampering import FAULTS, OnTheLine, another
 
 PROMPT = "The stations pass a token along, and the next takes it on."
 TOKENS = 6
 LAYERS = 4
+TURNS = ("Hello there.", "And then?", "Go on.")
 SLOW = pytest.mark.slow
 SAMPLED = {"temperature": 0.9, "top_k": 40, "seed": 11}
 OPTIONS = pytest.mark.parametrize("options", [{}, pytest.param(SAMPLED, marks=SLOW)], ids=["greedy", "seeded"])
@@ -130,7 +131,7 @@ def sequential(make_model: MakeModel) -> ModelFolder:
 async def test_a_bypass_seed_that_fails_changes_no_token(sequential: ModelFolder, watchful: None) -> None:
     expected = await plain(sequential)
     async with local_fleet("trisplit:per-layer", sequential) as fleet, joined(fleet, "bypass") as engine:
-        for fault in sorted(FAULTS):
+        for fault in ("lost", "late", "doubled", "damaged", "of the wrong sign"):
             await check_fault(fleet, engine, expected, BYPASS, fault)
 
 
@@ -206,7 +207,7 @@ async def test_a_conversation_goes_on_from_its_rows_by_the_chain_and_returns_to_
     async def turns(engine: Engine, after_first: Any = None) -> list[Result]:
         found: list[Result] = []
         async with engine.session() as session:
-            for text in ("Hello there.", "And then?", "Go on."):
+            for text in TURNS:
                 result = await session.generate(text, max_tokens=4, ignore_eos=True, logits_hash=True).collect()
                 found.append(result)
                 if len(found) == 2 and after_first is not None:
@@ -222,6 +223,29 @@ async def test_a_conversation_goes_on_from_its_rows_by_the_chain_and_returns_to_
         assert [bool(result.pair_x.get("degraded")) for result in found] == [True, True, False]
         assert all(result.usage.cached_tokens for result in found[1:])
         assert found[1].pair_x["seeded"] == 0 < found[2].pair_x["seeded"]
+        await check_idle(fleet)
+
+
+async def test_a_seed_that_is_contradicted_between_two_turns_costs_no_token_of_the_next(
+    sequential: ModelFolder,
+) -> None:
+    options: Any = {"max_tokens": 4, "ignore_eos": True, "logits_hash": True}
+    async with (
+        local_fleet("layers:1", sequential) as fleet,
+        joined(fleet, "off") as engine,
+        engine.session() as session,
+    ):
+        expected = [said(await session.generate(text, **options).collect()) for text in TURNS]
+    async with local_fleet("trisplit:per-layer", sequential) as fleet, joined(fleet, "bypass") as engine:
+        async with engine.session() as session:
+            found = []
+            for text in TURNS:
+                with OnTheLine(fleet, "attn-2", "seen", always=True) as tampering:
+                    found.append(said(await session.generate(text, **options).collect()))
+                if tampering.newest is not None:
+                    tampering.deliver(another(tampering.newest))
+        assert found == expected
+        assert (await engine.status())["pair_x"]["conflict"] > 0
         await check_idle(fleet)
 
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ..request import Request
 
 # The share of right guesses to begin with, by n-gram matched and for a model (measured: `docs/speculation.md`).
-EXPECTED: dict[Hashable, float] = {2: 0.45, 3: 0.55, 4: 0.65, 6: 0.75, "model": 0.7}
+EXPECTED: dict[Hashable, float] = {1: 0.2, 2: 0.45, 3: 0.55, 4: 0.65, 6: 0.75, "model": 0.7}
+
+DRAFTS_ABOVE = 2  # tokens that lookup must match where the pipelined draft guesses too, which is right more often
 
 DRAFT_WORK = 2.07  # work at the busiest stations per emitted token with a pipelined draft, in canonical passes
 EXPECTED_DRAFT_ALPHA = 0.85  # of the pipelined draft, before anything was measured
@@ -95,7 +97,7 @@ class Drafters:
         return RunSizer(self.times, EXPECTED)
 
     def new_lookup(self) -> Lookup:
-        return Lookup()
+        return Lookup() if self.drafts is None else Lookup(shortest=DRAFTS_ABOVE)
 
 
 @asynccontextmanager

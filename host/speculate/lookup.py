@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-GRAMS = (6, 4, 3, 2)  # tokens that must match, the longest tried first; one alone says too little
+GRAMS = (6, 4, 3, 2, 1)  # tokens that must match, the longest tried first
 
 
 class Run(NamedTuple):
@@ -22,7 +22,10 @@ class Run(NamedTuple):
 class Lookup:
     """The true tokens so far, prompt and output, and where their n-grams are."""
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
+    def __init__(self, tokens: Iterable[int] = (), *, shortest: int = 1) -> None:
+        """`shortest`: tokens that must match at least. One alone is right one time in five, which pays only where
+        nothing better guesses and a row more costs little."""
+        self._grams = tuple(size for size in GRAMS if size >= shortest)
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
         self.extend(tokens)
@@ -39,7 +42,7 @@ class Lookup:
         """One more true token. What stood before it has a continuation from now on, and can be found."""
         tokens = self._tokens
         end = len(tokens)
-        for size in GRAMS:
+        for size in self._grams:
             if end >= size:
                 self._ends[tuple(tokens[end - size :])] = end
         tokens.append(token)
@@ -52,9 +55,9 @@ class Lookup:
         if count <= 0:
             return Run([], 0)
         tokens = self._tokens
-        longest = GRAMS[0]
+        longest = self._grams[0]
         tail = [*tokens[max(0, len(tokens) + len(guesses) - longest) :], *guesses][-longest:]
-        for size in GRAMS:
+        for size in self._grams:
             if len(tail) < size:
                 continue
             at = self._ends.get(tuple(tail[-size:]))

@@ -63,7 +63,7 @@ class RunSizer:
         """Of a run of `guessed` the first `accepted` were right."""
         if guessed >= self.longest and accepted == guessed:
             self.longest = min(2 * self.longest, MAX_RUN)
-        elif 2 * accepted < min(guessed, self.longest):
+        elif 2 * accepted < min(guessed, self.longest) and guessed >= MIN_RUN:  # few guesses say little of long runs
             self.longest = max(self.longest // 2, MIN_RUN)
         right, trials = self._seen.get(kind, (0.0, 0.0))
         looked_at = min(accepted + 1, guessed)

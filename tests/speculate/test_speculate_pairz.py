@@ -62,7 +62,7 @@ def test_the_gain_of_a_tap_is_one_over_the_passes_a_token_costs() -> None:
 def test_lookup_is_counted_pass_by_pass() -> None:
     assert lookup_tokens_per_pass([([1, 2], [9, 8, 7, 6])], 8) == 1.0
     looping = [([1, 2, 3], [4, 1, 2, 3, 4, 1, 2, 3, 4])]
-    assert lookup_tokens_per_pass(looping, 8) == 8 / 3  # 1 and 2 without a match, then all that is left
+    assert lookup_tokens_per_pass(looping, 8) == 8 / 2  # 1 without a match, then all that is left
     assert lookup_tokens_per_pass(looping, 2) == 8 / 4
 
 

@@ -29,7 +29,8 @@ def test_lookup_guesses_what_followed_the_longest_match_at_its_newest_place() ->
     assert Lookup([1, 2, 3, 4, 9, 2, 3, 5, 7, 2, 3]).find([], 2) == ([5, 7], 2)
     assert Lookup([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3]).find([], 3) == ([4, 9, 2], 3)
     assert Lookup([1, 2, 3]).find([], 8) == ([], 0)
-    assert Lookup([5, 1, 5]).find([], 8) == ([], 0), "one token says too little"
+    assert Lookup([5, 1, 5]).find([], 2) == ([1, 5], 1)
+    assert Lookup([5, 1, 5], shortest=2).find([], 8) == ([], 0)
     assert Lookup([1, 2, 1, 2]).find([], 0) == ([], 0)
 
 
@@ -74,6 +75,9 @@ def test_runs_grow_to_32_while_all_is_right_and_shrink_to_4_while_little_is() ->
         sizer.learn(6, sizer.longest, sizer.longest)
     assert sizer.longest == sizer.choose(6, 99) == MAX_RUN
     assert sizer.choose(6, 5) == 5
+    for _ in range(20):
+        sizer.learn(1, 2, 0)
+    assert sizer.longest == MAX_RUN, "short runs say nothing of long ones"
     for _ in range(6):
         sizer.learn(6, sizer.longest, 0)
     assert sizer.longest == MIN_RUN

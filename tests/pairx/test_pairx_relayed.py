@@ -151,8 +151,13 @@ def tamper(fleet: LocalFleet, fault: str) -> list[int]:
                 elif fault == "doubled":
                     receive(*args)
                     receive(*args)
-                elif fault == "damaged":
+                elif fault == "cut short":
                     receive(link, stream, sequence, flags, bytes(payload)[:-1], now)
+                elif fault in ("damaged", "contradicted"):
+                    if fault == "contradicted":
+                        receive(*args)
+                    other = bytes(payload[:60]) + bytes([payload[60] ^ 0xFF]) + bytes(payload[61:])
+                    receive(link, stream, sequence, flags, other, now)
                 elif fault == "of the wrong sign" and bands.is_seed(stream):
                     receive(link, stream ^ fano.MINUS, sequence, flags, payload, now)
 
@@ -161,13 +166,18 @@ def tamper(fleet: LocalFleet, fault: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "fault",
-    ["late", *(pytest.param(name, marks=SLOW) for name in ("lost", "doubled", "damaged", "of the wrong sign"))],
+    ("fault", "route"),
+    [
+        ("late", "relay"),
+        *(pytest.param(name, "relay", marks=SLOW) for name in ("lost", "doubled", "damaged", "cut short")),
+        *(pytest.param(name, "relay", marks=SLOW) for name in ("contradicted", "of the wrong sign")),
+        *(pytest.param(name, "chain", marks=SLOW) for name in ("late", "contradicted")),
+    ],
 )
 async def test_drafts_that_are_tampered_with_on_their_way_change_no_token_and_leave_no_slot(
-    fault: str, model: ModelFolder, plain: dict[str, Answered]
+    fault: str, route: str, model: ModelFolder, plain: dict[str, Answered]
 ) -> None:
-    async with local_fleet("trisplit", model, "fast") as fleet, joined(fleet) as engine:
+    async with local_fleet("trisplit", model, "fast") as fleet, joined(fleet, route=route) as engine:
         hit = tamper(fleet, fault)
         assert await answered(engine) == plain["greedy"]
         assert await answered(engine) == plain["greedy"]

@@ -14,7 +14,7 @@ import msgspec
 
 from aeonflow import bands
 from aeonflow.assembly import Message
-from aeonflow.errors import AeonflowError, BadTensorError, LinkClosedError, StationLostError
+from aeonflow.errors import AeonflowError, BadTensorError, LinkClosedError, SeedError, StationLostError
 from aeonflow.fano import PLUS
 from aeonflow.frames import HEADER_BYTES
 from aeonflow.messages import Route
@@ -51,7 +51,7 @@ class ForwardedPassage(ChainPassage):
         try:
             tensors = unpack_tensors(message.payload)
         except BadTensorError as error:
-            _fail_unreadable(message.payload, sequences, error)
+            _fail_unreadable(message, sequences, error)
             raise
         head, stream = tensors[0], message.stream
         if stream == bands.HEAD and head.port != Port.X:
@@ -67,7 +67,7 @@ class ForwardedPassage(ChainPassage):
             nobody = BadTensorError(
                 f"station {source.name} sent stream {stream:04x} of layer {head.layer}: nobody takes it"
             )
-            _fail(sequence, head.kind, nobody)
+            _fail(sequence, stream, head.kind, nobody)
             raise nobody
         for index in targets:
             if (station := self._stations[index]) is not source:  # which has its own already
@@ -85,7 +85,7 @@ class ForwardedPassage(ChainPassage):
         except (LinkClosedError, StationLostError):
             return  # what is under way through a lost station fails with the news of that
         except AeonflowError as error:
-            _fail(sequence, tensors[0].kind, error)
+            _fail(sequence, message.stream, tensors[0].kind, error)
             return
         self._count(sequence, station, len(message.payload))
 
@@ -118,17 +118,18 @@ def takers(route: Route) -> dict[tuple[int, int], tuple[int, ...]]:
     return {at: tuple(stations) for at, stations in found.items()}
 
 
-def _fail(sequence: TokenSequence, kind: int, error: AeonflowError) -> None:
-    """A message goes no further: that ends a canonical pass; a draft is best effort."""
+def _fail(sequence: TokenSequence, stream: int, kind: int, error: AeonflowError) -> None:
+    """A message goes no further: that ends a canonical pass, which can do without seeds; a draft is best effort."""
     if kind == Kind.CANONICAL:
-        sequence.failed(error)
+        sequence.failed(SeedError(str(error)) if bands.is_seed(stream) else error)
 
 
-def _fail_unreadable(payload: bytes | bytearray | memoryview, sequences: Sequences, error: BadTensorError) -> None:
+def _fail_unreadable(message: Message, sequences: Sequences, error: BadTensorError) -> None:
     """The same for a message of which no more than its first prefix can be read, if that."""
+    payload = message.payload
     if len(payload) < PREFIX_BYTES:
         return
     session, epoch, _, _, _, _, _, kind, *_ = PREFIX.unpack_from(payload)
     sequence = sequences.get(session)
     if sequence is not None and sequence.is_current(epoch):
-        _fail(sequence, kind, error)
+        _fail(sequence, message.stream, kind, error)

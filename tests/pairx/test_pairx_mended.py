@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from aeonflow import Message, bands
 from aeonflow.errors import SeedError
 from host import Engine, watch
 from host.pairx.lines import REOPEN_CAP_S, REOPEN_FIRST_S, SeedLines
@@ -175,6 +176,28 @@ async def test_a_live_seed_that_fails_changes_no_token_wherever_it_goes(
         ):
             for fault in sorted(FAULTS):
                 await check_fault(fleet, engine, expected, place, fault, when=when, **options)
+
+
+async def test_a_live_seed_that_the_relaying_host_cannot_read_changes_no_token(make_model: MakeModel) -> None:
+    model = make_model(f"layers={LAYERS},residual=ladder")
+    expected = await plain(model)
+    async with local_fleet("trisplit:per-layer", model) as fleet, joined(fleet, "live", route="relay") as engine:
+        forwarded: Any = engine.network.ways.asked
+        take, seen = forwarded.take, 0
+
+        def cut_short(source: Any, message: Message, sequences: Any) -> bool:
+            nonlocal seen
+            seen += bands.is_seed(message.stream)
+            if seen == 9 and bands.is_seed(message.stream):
+                message = message._replace(payload=bytes(message.payload)[:-3])
+            return bool(take(source, message, sequences))
+
+        forwarded.take = cut_short
+        result = await asked(engine)
+        assert said(result) == expected
+        assert "bytes" in result.pair_x["degraded"]
+        assert seen >= 9
+        await check_idle(fleet)
 
 
 async def test_an_engine_starts_on_the_chain_where_every_seed_is_damaged_and_closes_the_lines_for_longer_each_time(

@@ -1,7 +1,7 @@
 """The arithmetic forms of a role, and which ports each takes in and gives out.
 
 The plain form "" is that of models whose attention and ffn follow one another; other forms serve seeded passes and the
-other residuals (`docs/design.md`, *Residual seeds*). What a form computes is in `batch.py`.
+other residuals (`docs/pair-x.md`). What a form computes is in `batch.py`.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ from collections import defaultdict
 from aeonflow.errors import PlanError
 
 from .plan import Plan, StationSpec
-from .roles import GRAMMAR, SHARDED_ROLES, SUPPORTED, Role, require_runnable
+from .roles import GRAMMAR, SHARDED_ROLES, Role, require_runnable
 
 TRISPLIT_ROLES = ("attn", "gate_up", "down")
 BLOCK_COLS = 32  # weights are cut between blocks of so many columns
 MAX_STATIONS = 4096  # a route is one control message; larger fleets would not fit beside the limits of a hello
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_A_LAYER = "a block, or attn and either gate_up and down or every ffn slice"
 _MAX_NAMED = 4  # items listed in one error before "and N more"
 
 
@@ -99,7 +100,7 @@ def _check_layers(plan: Plan) -> None:
                     missing[name].append(layer)
     if missing:
         found = "; ".join(f"{name} of layer{_listed(layers)}" for name, layers in missing.items())
-        raise PlanError(f"plan {plan.name!r} is incomplete, no station carries {found}; {SUPPORTED}")
+        raise PlanError(f"plan {plan.name!r} is incomplete, no station carries {found}; each layer needs {_A_LAYER}")
 
 
 def _ffn_slices(plan: Plan) -> list[dict[Role, list[str]]]:

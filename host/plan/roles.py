@@ -20,7 +20,7 @@ FFN_SLICES = (2, 4, 8)  # the sum over the ffn width has 8 fixed segments, so ot
 MAX_SHARDS = 32  # the part index has 5 bits in the options byte of a tensor
 
 GRAMMAR = "embed[:i/n], head[:i/n], attn:LO-HI, gate_up:LO-HI, down:LO-HI, block:LO-HI, ffn:LO-HI:i/k, warden, spare"
-SUPPORTED = "this version runs " + ", ".join(RUNNABLE_ROLES)
+_SUPPORTED = "this version runs " + ", ".join(RUNNABLE_ROLES)
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _PART = re.compile(r"(\d{1,3})/(\d{1,3})")
@@ -77,7 +77,7 @@ def parse_roles(text: str) -> tuple[Role, ...]:
 def require_runnable(role: Role, owner: str) -> None:
     """UnsupportedError for roles that parse but are not built yet, naming the station and what is supported."""
     if not role.is_runnable:
-        raise UnsupportedError(f"{owner}: role {role} is not supported yet; {SUPPORTED}")
+        raise UnsupportedError(f"{owner}: role {role} is not supported yet; {_SUPPORTED}")
 
 
 def _range(text: str, field: str) -> tuple[int, int]:

@@ -73,10 +73,7 @@ class ModelStore:
         path = Path(model).expanduser()
         if (path / CARD_FILE).is_file():
             return path.absolute()
-        known = ", ".join(self.names()) or "none"
-        raise ModelNotFoundError(
-            f"model {model!r} is not in {self.models} (there: {known}); `aeonflow pull` imports one"
-        )
+        raise self._not_found(model)
 
     def open(self, model: str) -> ModelFolder:
         """`resolve` and open."""
@@ -90,15 +87,19 @@ class ModelStore:
         """Delete a model; returns the bytes freed. Running stations keep the pages they have mapped."""
         path = self.path(name)
         if not path.is_dir():
-            raise ModelNotFoundError(
-                f"model {name!r} is not in {self.models}; there: {', '.join(self.names()) or 'none'}"
-            )
+            raise self._not_found(name)
         size = _folder_bytes(path)
         doomed = path.with_name(f".{name}.removed")
         shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)  # at once gone by name, even if deleting is interrupted
         shutil.rmtree(doomed)
         return size
+
+    def _not_found(self, model: str) -> ModelNotFoundError:
+        known = ", ".join(self.names()) or "none"
+        return ModelNotFoundError(
+            f"model {model!r} is not in {self.models} (there: {known}); `aeonflow pull` imports one"
+        )
 
     def _describe(self, name: str) -> StoredModel:
         path = self.models / name

@@ -65,7 +65,7 @@ def check_machine() -> Iterator[Finding]:
 
 def check_fleet(fleet: str | None, token_file: Path | None, tls_ca: Path | None) -> Iterator[Finding]:
     """The fleet named, or every fleet that has a state file: alive, reachable from here, and station to station."""
-    from .target import find_target, refuse_for_names
+    from .target import find_target, fleet_title, refuse_for_names
 
     if fleet is None or "://" not in fleet:
         refuse_for_names(token_file, tls_ca)
@@ -74,7 +74,7 @@ def check_fleet(fleet: str | None, token_file: Path | None, tls_ca: Path | None)
     if not names:
         yield Finding("ok", "fleets", "none runs here")
     for name in names:
-        label = f"fleet {name}"
+        label = fleet_title(name)
         try:
             target = find_target(name, token_file, tls_ca)
             yield from run_async(_probe_fleet(label, target))

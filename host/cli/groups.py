@@ -95,7 +95,9 @@ class EngineOptions(WayOptions, frozen=True, kw_only=True):
     @property
     def what(self) -> str:
         """The name for people of what is started or joined."""
-        return self.fleet or self.plan or "solo"
+        from .target import fleet_title
+
+        return fleet_title(self.fleet) if self.fleet is not None else self.plan or "solo"
 
     @property
     def may_compile(self) -> bool:

@@ -10,7 +10,7 @@ from host.fleet.state import FleetState, StationRecord
 
 from .failure import one_line
 from .loop import run_async
-from .target import Target, find_target
+from .target import Target, find_target, fleet_title
 
 CONNECT_PATIENCE_S = 5.0  # of a station that is being restarted
 
@@ -45,15 +45,16 @@ def print_status(found: dict[str, Any]) -> None:
     if rows:  # none where the addresses given cannot be joined
         print_table(("station", "roles", "pid", "address", "state", "restarts"), rows)
         print()
+    title = fleet_title(found["name"])
     if found["ready"]:
         exactness = found["exactness"]
         print(
-            f"{found['name']}: ready; {found['plan']} of {found['model']}, {found['route']}, {found['kernels']}, "
+            f"{title}: ready; {found['plan']} of {found['model']}, {found['route']}, {found['kernels']}, "
             f"{found['transport']}; a probe token took {found['probe_s'] * 1e3:.1f} ms; "
             f"{found['frames_per_message']:.2f} frames a message; cut {exactness['cut']}, model {exactness['model']}"
         )
     else:
-        print(f"{found['name']}: not ready: {found['problem']}")
+        print(f"{title}: not ready: {found['problem']}")
     _print_seeds(found.get("pair_x", {}))
 
 

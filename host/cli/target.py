@@ -37,6 +37,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return Engine.connect(self.state or self.urls, token=self.token, ssl=ssl, **keywords)
 
 
+def fleet_title(fleet: str) -> str:
+    """`--fleet NAME|URL[,URL…]` for people: addresses are counted, not repeated."""
+    if "://" not in fleet:
+        return f"fleet {fleet}"
+    num_addresses = fleet.count("://")
+    return f"fleet of {num_addresses} address{'es' if num_addresses > 1 else ''}"
+
+
 def registry() -> FleetRegistry:
     return FleetRegistry(cache_root(os.environ))
 

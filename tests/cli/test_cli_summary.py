@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from host.cli.progress import Ticker, summary
+from host.cli.target import fleet_title
 from host.result import Exactness, Result, Timings, Usage
 
 RESULT = Result(
@@ -55,3 +56,9 @@ def test_long_work_is_told_every_few_seconds_with_what_it_will_still_take(capsys
         "rows: 25 of 100 after 6 s, about 18 s more",
         "rows: 100 of 100 after 20 s",
     ]
+
+
+def test_a_fleet_has_its_name_and_addresses_are_counted() -> None:
+    assert fleet_title("day") == "fleet day"
+    assert fleet_title("wss://desk:7001") == "fleet of 1 address"
+    assert fleet_title("ws://10.0.0.1:7001, ws://10.0.0.2:7001") == "fleet of 2 addresses"

@@ -15,6 +15,7 @@ from .scores import RowScores, choices, log_probabilities, score
 from .seeded import Seeded
 
 SET_SIZES = (2, 4, 8, 16, 24)  # of the least harmed layers, and all of them
+DRAFT_FORK = 1  # layers from 1 on that a draft leaves unseeded unless a report says better
 MAX_LEFT_OUT = 6  # of the most harmed layers: what a draft may leave unseeded
 
 Progress = Callable[[str, int, int], None]
@@ -48,12 +49,13 @@ def probe(
     """
     plain = [Seeded(backend, card, ids) for ids in texts]
     drafts = [(Seeded(backend, card, [*prompt, *answer[:-1]]), len(prompt) - 1) for prompt, answer in answers]
-    single, sizes = range(1, card.num_layers), _sizes(card.num_layers)
-    steps = _Steps(progress, (len(single) + len(sizes)) * (len(plain) + len(drafts)))
+    single, num_texts = range(1, card.num_layers), len(plain) + len(drafts)
+    steps = _Steps(progress, (len(single) + len(_sizes(card.num_layers))) * num_texts)
     base, *found = _measure(backend, texts, plain, drafts, [(), *((layer,) for layer in single)], seed, steps)
     alone = dict(zip(single, found, strict=True))
     ranking = sorted(single, key=lambda layer: (alone[layer].mean_kl, layer))
-    together = [tuple(sorted(ranking[:size])) for size in sizes]
+    together = _sets(ranking)
+    steps.total = (len(single) + len(together)) * num_texts
     effects = _measure(backend, texts, plain, drafts, together, seed, steps)
     return {
         "model": card.name,
@@ -77,16 +79,24 @@ def _sizes(num_layers: int) -> list[int]:
     return sorted({size for size in (*SET_SIZES, *range(most - MAX_LEFT_OUT, most + 1)) if 2 <= size <= most})
 
 
+def _sets(ranking: Sequence[int]) -> list[tuple[int, ...]]:
+    """The least harmed together, by size; and all above the first one, which a draft seeds where nothing is known."""
+    found = [tuple(sorted(ranking[:size])) for size in _sizes(len(ranking) + 1)]
+    above = tuple(sorted(ranking)[DRAFT_FORK:])
+    return found if not above or above in found else [*found, above]
+
+
 class _Steps:
     """Counts passes of one text with one set of layers."""
 
     def __init__(self, progress: Progress, total: int) -> None:
+        self.total = total
         self._progress = progress
-        self._done, self._total = 0, total
+        self._done = 0
 
     def __call__(self) -> None:
         self._done += 1
-        self._progress("seeded passes", self._done, self._total)
+        self._progress("seeded passes", self._done, self.total)
 
 
 def _measure(

@@ -1,0 +1,110 @@
+"""What was first measured of seeds on SmolLM2, held against probes of now with the noise of both.
+
+The first texts and their length are not known any more, so their noise is taken to be that of the probe: a figure is
+inside when it is at most two standard errors of a difference of two such figures away.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from .report import LayerProbe, ProbeReport
+
+ERRORS = 2.0 * math.sqrt(2.0)  # standard errors of one figure, of two of equal noise that may differ by two of theirs
+RATIOS = {2: 1.012, 4: 1.020, 8: 1.055, 16: 1.28, 24: 1.97, 29: 199.0}  # perplexity ×, k least harmed layers seeded
+LEAST_MAX_ABS = 4.35  # of the best layer
+ATTENTION = (0.15, 1.90)  # least and most that a layer's attention moves
+WORST = (1, 2, 3, 7, 12)
+ALPHA = {("h", "chat"): 0.830, ("h", "edit"): 0.913, ("x", "chat"): 0.805, ("x", "edit"): 0.855}
+UNSEEDED = 1  # the layer that the drafts of ALPHA leave out
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """`here` and its standard error, None where a quantile or a set is compared; `is_inside` of the noise."""
+
+    name: str
+    first: str
+    here: str
+    is_inside: bool
+
+
+def facts(h: ProbeReport, x: ProbeReport) -> list[Fact]:
+    """Probes of seeds h and x, of 30 layers."""
+    return [*_of_layers(h), *_of_sets(h), *_of_drafts(h), *_of_drafts(x)]
+
+
+def table(found: list[Fact]) -> str:
+    """As Markdown."""
+    rows = [f"| {one.name} | {one.first} | {one.here} | {'inside' if one.is_inside else 'outside'} |" for one in found]
+    return "\n".join(["| figure | first | here | of noise |", "|---|---|---|---|", *rows])
+
+
+def _of_layers(h: ProbeReport) -> list[Fact]:
+    passing = len(h.passes_max_abs)
+    best = min(h.layers, key=lambda layer: layer.max_abs_block or math.inf)
+    low, high = best.max_abs_block_low or math.nan, best.max_abs_block_high or math.nan
+    moves = sorted(layer.attention_moves or math.nan for layer in h.layers)
+    within = sum(ATTENTION[0] <= moved <= ATTENTION[1] for moved in moves)
+    ranked = sorted(h.layers, key=lambda layer: layer.perplexity_ratio, reverse=True)
+    worst, last = ranked[: len(WORST)], ranked[len(WORST) - 1]
+    named = [layer for layer in h.layers if layer.layer in WORST]
+    return [
+        Fact(f"layers within max_abs ≤ 1e-4, of {len(h.layers)}", "0", str(passing), passing == 0),
+        Fact(
+            f"max_abs of the best layer over {h.block_rows} rows, 10–90 % of blocks",
+            f"{LEAST_MAX_ABS}",
+            f"{best.max_abs_block:.2f} ({low:.2f}–{high:.2f}), layer {best.layer}; of all rows "
+            f"{min(layer.max_abs for layer in h.layers):.2f}",
+            low <= LEAST_MAX_ABS <= high,
+        ),
+        Fact(
+            "attention moves, least to most of a layer",
+            "15–190 %",
+            f"{moves[0]:.0%} to {moves[-1]:.0%}; {within} of {len(moves)} layers between",
+            within >= len(moves) - 2,
+        ),
+        Fact(
+            "most harmed alone, by perplexity",
+            ", ".join(map(str, WORST)),
+            "; ".join(f"{layer.layer}: {_pm(layer.perplexity_ratio, layer.perplexity_ratio_se)}" for layer in worst),
+            all(layer in worst or _as_bad(layer, last) for layer in named),
+        ),
+    ]
+
+
+def _as_bad(one: LayerProbe, other: LayerProbe) -> bool:
+    """Can the two not be told apart?"""
+    noise = math.hypot(one.perplexity_ratio_se or 0.0, other.perplexity_ratio_se or 0.0)
+    return abs(one.perplexity_ratio - other.perplexity_ratio) <= 2.0 * noise
+
+
+def _of_sets(h: ProbeReport) -> list[Fact]:
+    found = {len(one.layers): one for one in h.sets}
+    told = []
+    for k, first in RATIOS.items():
+        here, error = found[k].perplexity_ratio, found[k].perplexity_ratio_se
+        is_inside = abs(math.log(first / here)) <= ERRORS * (error or 0.0) / here
+        told.append(Fact(f"perplexity ×, {k} least harmed layers seeded", f"{first:g}", _pm(here, error), is_inside))
+    return told
+
+
+def _of_drafts(report: ProbeReport) -> list[Fact]:
+    layers = tuple(layer for layer in range(1, report.num_layers) if layer != UNSEEDED)
+    (drafted,) = [one for one in report.sets if one.layers == layers]
+    return [
+        Fact(
+            f"α, seed {seed}, {name}, all layers but {UNSEEDED} seeded",
+            f"{first:.3f}",
+            f"{_pm(share.value, share.se)} of {share.drafted}",
+            abs(first - share.value) <= ERRORS * (share.se or 0.0),
+        )
+        for (seed, name), first in ALPHA.items()
+        if seed == report.seed
+        for share in (drafted.alpha_of[name],)
+    ]
+
+
+def _pm(value: float, error: float | None) -> str:
+    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"

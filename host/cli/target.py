@@ -76,11 +76,24 @@ def find_target(fleet: str | None, token_file: Path | None, tls_ca: Path | None)
                 raise UsageError(f"--fleet {url!r}: an address begins with ws:// or wss://")
         if tls_ca is not None and not any(url.startswith("wss://") for url in urls):
             raise UsageError("--tls-ca goes with wss:// addresses: links to ws:// ones have no certificates")
+        if tls_ca is not None:
+            _check_authorities(tls_ca)
         return Target(name=fleet, urls=urls, token=given_token(token_file), tls_ca=tls_ca)
     refuse_for_names(token_file, tls_ca)
     fleets = registry()
     state = fleets.read_live(choose_fleet(fleets, fleet))
     return Target(name=state.name, urls=tuple(s.url for s in state.stations if s.url), token=state.token, state=state)
+
+
+def _check_authorities(path: Path) -> None:
+    """UsageError for a file that is not there or holds no certificates, before anything is dialled."""
+    from aeonflow.errors import LocalProtocolError
+    from aeonflow.transport.tls import client_context
+
+    try:
+        client_context(path)
+    except LocalProtocolError as error:
+        raise UsageError(f"--tls-ca: {error}") from None
 
 
 def refuse_for_names(token_file: Path | None, tls_ca: Path | None) -> None:

@@ -149,7 +149,8 @@ def stop_fleet(registry: FleetRegistry, name: str, *, timeout_s: float = 30.0) -
         return f"fleet {name} was not running (its supervisor had died); what it left is removed"
     _signal(state.supervisor_pid, signal.SIGTERM)
     if _wait_gone(registry, name, timeout_s):
-        return f"fleet {name} is down: {len(state.stations)} stations stopped"
+        count = len(state.stations)
+        return f"fleet {name} is down: {count} station{'s' if count != 1 else ''} stopped"
     _signal(state.supervisor_pid, signal.SIGKILL)
     if not _wait_gone(registry, name, timeout_s):
         raise FleetError(f"fleet {name}: supervisor pid {state.supervisor_pid} lives {timeout_s:g} s after SIGKILL")

@@ -114,7 +114,7 @@ def test_two_fleets_live_side_by_side_and_a_killed_station_comes_back(aeonflow: 
         assert checks["fleet b: chain"]["verdict"] == "ok"
         assert re.search(r"answers in \d", checks["fleet a: layers-0"]["found"])
         assert aeonflow("down", "--fleet", "a").code == 0
-        assert aeonflow("down").err == "fleet b is down: 1 stations stopped\n"
+        assert aeonflow("down").err == "fleet b is down: 1 station stopped\n"
 
 
 def test_the_state_of_a_dead_supervisor_is_recognised_and_cleared(aeonflow: Run, home: Path) -> None:

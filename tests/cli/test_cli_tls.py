@@ -38,4 +38,7 @@ def test_stations_behind_a_private_certificate_are_reached_by_those_who_trust_it
     assert doubted.code == 1
     assert "certificate" in doubted.error
     missing = aeonflow("run", *fleet, "--tls-ca", "none.pem", *options)
-    assert (missing.code, missing.error) == (1, "error: certificate authority none.pem: No such file or directory")
+    assert (missing.code, missing.error) == (
+        2,
+        "error: --tls-ca: certificate authority none.pem: No such file or directory",
+    )

@@ -39,7 +39,7 @@ def fleet_up(aeonflow: Run, home: Path, name: str, *options: str) -> Iterator[di
         assert all_gone(processes)
 
 
-def test_up_status_run_logs_and_down(aeonflow: Run, home: Path) -> None:
+def test_up_status_run_logs_and_down(aeonflow: Run, cli: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fleet_up(aeonflow, home, "day", "--plan", "trisplit") as state:
         assert stat.S_IMODE((home / "fleets" / "day.json").stat().st_mode) == 0o600
         assert state["is_up"] is True
@@ -47,7 +47,7 @@ def test_up_status_run_logs_and_down(aeonflow: Run, home: Path) -> None:
         command_lines = [" ".join(psutil.Process(s["pid"]).cmdline()) for s in state["stations"]]
         assert not any(state["token"] in line for line in command_lines)
 
-        status = json.loads(aeonflow("status", "--fleet", "day", "--json").out)
+        status = json.loads(cli("status", "--fleet", "day", "--json").out)
         assert status["ready"] is True
         assert [(s["name"], s["state"]) for s in status["stations"]] == [
             *(("attn", "ready"), ("gate_up", "ready"), ("down", "ready"), ("ends", "ready"))
@@ -59,25 +59,27 @@ def test_up_status_run_logs_and_down(aeonflow: Run, home: Path) -> None:
         options = ("--max-tokens", "5", "--ignore-eos", "--json", "Hello")
         by_name = json.loads(aeonflow("run", "--fleet", "day", *options).out)
         urls = ",".join(s["url"] for s in state["stations"])
-        by_address = json.loads(aeonflow("run", "--fleet", urls, *options, AEONFLOW_TOKEN=state["token"]).out)
+        monkeypatch.setenv("AEONFLOW_TOKEN", state["token"])
+        by_address = json.loads(cli("run", "--fleet", urls, *options).out)
         solo = json.loads(aeonflow("run", *TINY, *options).out)
         assert by_name["token_ids"] == by_address["token_ids"] == solo["token_ids"]
         assert by_name["hops_per_token"] == 15
         assert (by_name["plan"], by_address["plan"]) == ("trisplit", "connected")
 
-        again = aeonflow("up", "--name", "day", "--detach", *TINY, "--plan", "solo")
+        again = cli("up", "--name", "day", "--detach", *TINY, "--plan", "solo")
         assert (again.code, again.error) == (
             *(1, "error: fleet 'day' runs already; stop it with: aeonflow down --fleet day"),
         )
-        log = json.loads(aeonflow("logs", "supervisor", "--fleet", "day", "--lines", "1", "--json").out)
+        log = json.loads(cli("logs", "supervisor", "--fleet", "day", "--lines", "1", "--json").out)
         assert (log["station"], len(log["lines"])) == ("supervisor", 1)
-        assert aeonflow("logs", "attn", "--fleet", "day") == Ended(0, "", "attn has not written anything\n")
+        assert cli("logs", "attn", "--fleet", "day") == Ended(0, "", "attn has not written anything\n")
         assert (
             "has no log of 'x' (there: attn, down, ends, gate_up, supervisor)"
-            in aeonflow("logs", "x", "--fleet", "day").error
+            in cli("logs", "x", "--fleet", "day").error
         )
 
-        wrong = aeonflow("run", "--fleet", urls, *options, AEONFLOW_TOKEN="wrong")
+        monkeypatch.setenv("AEONFLOW_TOKEN", "wrong")
+        wrong = cli("run", "--fleet", urls, *options)
         assert wrong.code == 1
         assert "401" in json.loads(wrong.out)["error"]["message"]
 
@@ -117,20 +119,20 @@ def test_two_fleets_live_side_by_side_and_a_killed_station_comes_back(aeonflow: 
         assert aeonflow("down").err == "fleet b is down: 1 station stopped\n"
 
 
-def test_the_state_of_a_dead_supervisor_is_recognised_and_cleared(aeonflow: Run, home: Path) -> None:
+def test_the_state_of_a_dead_supervisor_is_recognised_and_cleared(aeonflow: Run, cli: Run, home: Path) -> None:
     with fleet_up(aeonflow, home, "s", "--plan", "layers:2") as state:
         stations = [psutil.Process(s["pid"]) for s in state["stations"]]
         os.kill(stations[0].pid, signal.SIGSTOP)  # it cannot see its stdin close
         os.kill(state["supervisor_pid"], signal.SIGKILL)
         assert all_gone(stations[1:])
-        stale = aeonflow("status", "--fleet", "s")
+        stale = cli("status", "--fleet", "s")
         assert stale.code == 1
         assert "fleet 's' is not running: its supervisor" in stale.error
         down = aeonflow("down", "--fleet", "s")
         assert down.code == 0
         assert "was not running (its supervisor had died)" in down.err
         assert all_gone(stations)
-        assert aeonflow("down", "--fleet", "s").code == 2
+        assert cli("down", "--fleet", "s").code == 2
 
 
 def test_a_fleet_in_the_foreground_stops_at_ctrl_c(started: Start, aeonflow: Run, home: Path) -> None:

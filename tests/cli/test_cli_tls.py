@@ -14,7 +14,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def test_stations_behind_a_private_certificate_are_reached_by_those_who_trust_it(
-    aeonflow: Run, started: Start, tmp_path: Path, certificate: Callable[..., tuple[Path, Path]]
+    aeonflow: Run, cli: Run, started: Start, tmp_path: Path, certificate: Callable[..., tuple[Path, Path]]
 ) -> None:
     cert, key = map(str, certificate("127.0.0.1"))
     secret = tmp_path / "secret"
@@ -31,13 +31,13 @@ def test_stations_behind_a_private_certificate_are_reached_by_those_who_trust_it
     assert trusted.code == 0, trusted.err
     alone = aeonflow("run", "--model", "tiny", *options)
     assert json.loads(trusted.out)["token_ids"] == json.loads(alone.out)["token_ids"]
-    assert json.loads(aeonflow("status", *fleet, "--tls-ca", cert, "--json").out)["ready"] is True
-    assert aeonflow("doctor", *fleet, "--tls-ca", cert).code == 0
+    assert json.loads(cli("status", *fleet, "--tls-ca", cert, "--json").out)["ready"] is True
+    assert cli("doctor", *fleet, "--tls-ca", cert).code == 0
 
-    doubted = aeonflow("run", *fleet, *options)
+    doubted = cli("run", *fleet, *options)
     assert doubted.code == 1
     assert "certificate" in doubted.error
-    missing = aeonflow("run", *fleet, "--tls-ca", "none.pem", *options)
+    missing = cli("run", *fleet, "--tls-ca", "none.pem", *options)
     assert (missing.code, missing.error) == (
         2,
         "error: --tls-ca: certificate authority none.pem: No such file or directory",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from host.bench.lookup import Replay, replay
 from host.bench.speculate import bench_speculate
 from host.bench.speculate_report import Asked, Decoded, Turn, blind_bound, ratio_noise, report
 from stations.models.folder import ModelFolder
@@ -50,6 +51,18 @@ def test_the_noise_of_a_ratio_follows_from_that_of_two_plain_times() -> None:
 def test_the_bound_of_blind_drafts_is_their_wait_for_busy_stations_and_2_percent() -> None:
     assert blind_bound(0.0, 0.01) == pytest.approx(1 / 1.02)
     assert blind_bound(0.02, 0.02) == pytest.approx(1 / (1 + 0.02 / 0.16 + 0.02))
+
+
+def test_known_answers_are_replayed_run_by_run_with_times_by_formula() -> None:
+    assert replay([([1, 2], [9, 8, 7, 6]), ([1], [2])], extra=0.5, shortest=1) == Replay(3, 3, 3.0, 1.0)
+    looping = [([1, 2, 3], [4, 1, 2, 3, 4, 1, 2, 3, 4])]
+    free = replay(looping, extra=0.0, shortest=1)  # 1 without a match, then all that is left
+    assert free == Replay(8, 2, 2.0, 4.0)
+    assert replay(looping, extra=0.0, shortest=2).passes == 3
+    paid = replay(looping, extra=0.01, shortest=1)  # few guesses of one token's match, then more of longer ones
+    assert (paid.tokens, paid.passes, paid.plain_passes) == (8, 3, pytest.approx(3.05))
+    assert paid.gain == paid.worst == pytest.approx(8 / 3.05)
+    assert replay(looping, extra=9.0, shortest=1) == Replay(8, 8, 8.0, 1.0)
 
 
 @pytest.mark.parametrize("at_once", [False, True])

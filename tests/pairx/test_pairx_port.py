@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from aeonflow import bands, fano
 from aeonflow.errors import SeedError
-from aeonflow.messages import Close
+from aeonflow.messages import Close, InstallRoute, Open
 from aeonflow.passes import PassContext
 from aeonflow.tensors import PREFIX_BYTES, Kind, Port, Want
 from stations.core.outgoing import ToLink
 from stations.models.folder import ModelFolder
 from tests.station.cores import (
-    HOST,
     PlainModel,
     ask,
     f32,
@@ -217,7 +216,7 @@ def test_a_fault_of_a_bypass_seed_is_the_right_bits_an_error_or_no_answer_and_th
         (answer,) = answers
         assert type(answer.error) is SeedError
     else:
-        assert answers == [], "the pass waits for its h; the host's deadline names who has not passed it on"
+        assert answers == [], "the pass waits for its h; the host finds where it stands still"
     stations.tamper = as_sent
     later = stations.decode(IDS, epoch=2)
     assert logits(later).tobytes() == plain.tobytes()
@@ -321,53 +320,10 @@ def receive_seed(station: Any, stream: int, sequence: int, payload: bytes) -> li
 
 def attn_in_place_of(attn: Any, stations: SeedNet) -> Any:
     """`attn` with the route and session of the net's station 4."""
-    from aeonflow.messages import InstallRoute, Open
-
     attn.link_opened(100, False)
     ask(attn, InstallRoute(stations.route, 4))
     ask(attn, Open(9, stations.route.route, 64))
     return attn
-
-
-# The relay: the host sends the seeds.
-
-
-def relay_call(station: Any, stream: int, port: Port, rows: Any, layer: int, **fields: Any) -> Any:
-    """A call with one input; what came back, a list of tensors or the error."""
-    from tests.station.cores import Answer
-
-    (sent,) = receive(station, stream, [tensor(port, rows, layer=layer, route=0, **fields)])
-    answer = Answer("s", sent)
-    return answer.error if answer.vent is not None else answer.tensors
-
-
-def test_a_relayed_layer_takes_h_as_a_seed_and_f_by_a_call(model: ModelFolder) -> None:
-    core = make_core(model, "attn:0-1,gate_up:0-1,down:0-1")
-    from aeonflow.messages import Open
-
-    ask(core, Open(9, 0, 64))
-    x = np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)
-    h, n = (f32(t) for t in relay_call(core, bands.ATTN, Port.X, x, 0))
-    (u,) = (f32(t) for t in relay_call(core, bands.GATE_UP, Port.N, n, 0))
-    (sent,) = receive(core, bands.DOWN, [tensor(port, rows, route=0) for port, rows in ((Port.H, h), (Port.U, u))])
-    from tests.station.cores import Answer
-
-    whole = f32(Answer("s", sent).tensors[0])
-    (f,) = relay_call(core, bands.DOWN, Port.U, u, 0)
-    assert f.port == Port.F
-    assert (h + f32(f)).tobytes() == whole.tobytes()
-
-    missing = relay_call(core, bands.ATTN, Port.F, f32(f), 1)
-    assert type(missing) is SeedError
-    assert "its residual seed of position 0 has not come" in str(missing)
-    head = tensor(Port.SEED, h, route=0)
-    jump = PassContext.of(head).alpha_jump(1, fano.PLUS, np.ascontiguousarray(h).data, 0, "", 0)
-    assert receive(core, jump.stream, b"".join(jump.pieces), link=HOST, sequence=0) == []
-    bypassed = [bytes(t.data) for t in relay_call(core, bands.ATTN, Port.F, f32(f), 1)]
-
-    other = make_core(model, "attn:0-1")
-    ask(other, Open(9, 0, 64))
-    assert [bytes(t.data) for t in relay_call(other, bands.ATTN, Port.X, whole, 1)] == bypassed
 
 
 SCHEDULES = st.tuples(

@@ -36,6 +36,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "draft by relay": {"pair_x": "draft", "route": "relay"},
     "draft of x by relay": {"pair_x": "draft", "pair_x_seed": "x", "route": "relay"},
 }
+PER_LAYER: dict[str, dict[str, Any]] = {
+    "shadow": {"pair_x": "shadow"},
+    "bypass, lookup": {"pair_x": "bypass", "speculate": "lookup"},
+    "draft": {"pair_x": "draft"},
+    "draft of x, auto": {"pair_x": "draft", "pair_x_seed": "x", "speculate": "auto"},
+    "draft by relay": {"pair_x": "draft", "route": "relay"},
+}
+TOKEN = "of-ninety-one-stations"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -76,6 +84,24 @@ async def test_25_prompts_have_the_tokens_and_logits_of_plain_solo(
     assert all(not counts["missing"] for counts in told["lines"].values())
     assert told["lines"]["145"]["received"] > 1000
     assert (drafted > 200) == way.startswith("draft")
+
+
+async def test_a_process_a_role_and_layer_gives_the_tokens_and_logits_of_plain_solo(
+    expected: tuple[list[Result], list[Result]], smollm2: Path
+) -> None:
+    some = [*range(len(GOLDEN)), *range(len(GOLDEN), len(PROMPTS), 10)]  # one chat, one edit
+    async with Engine.launch(model=str(smollm2), plan="trisplit:per-layer", token=TOKEN) as stations:
+        urls = [station.url for station in stations.network.stations]
+        for way, options in PER_LAYER.items():
+            async with Engine.connect(urls, token=TOKEN, **options) as engine:
+                if engine.drafters.drafts is not None:
+                    engine.drafters.drafts = AlwaysDrafts()
+                for kind, want in zip((GREEDY, SAMPLED), expected, strict=True):
+                    found = [await engine.generate(PROMPTS[index], **kind).collect() for index in some]
+                    assert seen(found) == seen([want[index] for index in some]), way
+                told = (await engine.status())["pair_x"]
+            assert told["slots"] == 0
+            assert any(one.pair_x["accepted"] for one in found) == ("draft" in way)
 
 
 async def test_the_probe_finds_the_known_facts(smollm2: Path) -> None:

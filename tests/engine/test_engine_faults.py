@@ -105,7 +105,7 @@ async def test_a_deadline_names_the_station_that_holds_the_position_back(
 ) -> None:
     async with (
         local_fleet("trisplit", model) as fleet,
-        Engine.connect(fleet.urls, token=TOKEN, route=route, transport="websockets", deadline_s=0.3) as engine,
+        Engine.connect(fleet.urls, token=TOKEN, route=route, transport="websockets", deadline_s=1.0) as engine,
     ):
         generation = engine.generate("Hello", max_tokens=400, ignore_eos=True)
         for _ in range(3):

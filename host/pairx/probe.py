@@ -28,10 +28,15 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Material(msgspec.Struct, frozen=True):
-    """What a probe is run on: texts, and answers of the plain model, as token ids."""
+    """What a probe is run on: texts, and answers of the plain model, as token ids.
+
+    `sets` of layers: seeded together, and nothing else is measured; without any, each layer alone, then the least
+    harmed.
+    """
 
     texts: list[list[int]]
     answers: list[Answered]
+    sets: list[list[int]] = []
 
     @property
     def to_verb(self) -> bytes:
@@ -51,6 +56,7 @@ async def gather_material(
     tokens: int,
     new_tokens: int,
     prompts_a_set: int = PROMPTS_A_SET,
+    ignore_eos: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Material:
     """The first `tokens` of each text, and `new_tokens` answered greedily to each shipped prompt.
@@ -63,7 +69,7 @@ async def gather_material(
         ids = [engine.tokenize(text)[:limit] for text in texts]
         answers = []
         for name, prompt in prompts:
-            found = await engine.generate(prompt, max_tokens=new_tokens).collect()
+            found = await engine.generate(prompt, max_tokens=new_tokens, ignore_eos=ignore_eos).collect()
             answers.append(Answered(list(found.prompt_ids), list(found.token_ids), name))
             progress(len(answers), len(prompts))
     if short := [len(one) for one in ids if len(one) < 2]:

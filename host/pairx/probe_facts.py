@@ -7,6 +7,7 @@ inside when it is at most two standard errors of a difference of two such figure
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -18,7 +19,7 @@ LEAST_MAX_ABS = 4.35  # of the best layer
 ATTENTION = (0.15, 1.90)  # least and most that a layer's attention moves
 WORST = (1, 2, 3, 7, 12)
 ALPHA = {("h", "chat"): 0.830, ("h", "edit"): 0.913, ("x", "chat"): 0.805, ("x", "edit"): 0.855}
-UNSEEDED = 1  # the layer that the drafts of ALPHA leave out
+DRAFTED = tuple(range(2, 30))  # layers that the drafts of ALPHA seed: all that can, but 1
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -30,9 +31,9 @@ class Fact(msgspec.Struct, frozen=True):
     is_inside: bool
 
 
-def facts(h: ProbeReport, x: ProbeReport) -> list[Fact]:
-    """Probes of seeds h and x, of 30 layers."""
-    return [*_of_layers(h), *_of_sets(h), *_of_drafts(h), *_of_drafts(x)]
+def facts(texts: ProbeReport, drafts: Sequence[ProbeReport]) -> list[Fact]:
+    """Of a probe of seed h over texts, and of probes of drafts of `DRAFTED`, one for each seed."""
+    return [*_of_layers(texts), *_of_sets(texts), *(fact for report in drafts for fact in _of_drafts(report))]
 
 
 def table(found: list[Fact]) -> str:
@@ -91,11 +92,10 @@ def _of_sets(h: ProbeReport) -> list[Fact]:
 
 
 def _of_drafts(report: ProbeReport) -> list[Fact]:
-    layers = tuple(layer for layer in range(1, report.num_layers) if layer != UNSEEDED)
-    (drafted,) = [one for one in report.sets if one.layers == layers]
+    (drafted,) = [one for one in report.sets if one.layers == DRAFTED]
     return [
         Fact(
-            f"α, seed {seed}, {name}, all layers but {UNSEEDED} seeded",
+            f"α, seed {seed}, {name}, all layers but 1 seeded",
             f"{first:.3f}",
             f"{_pm(share.value, share.se)} of {share.drafted}",
             abs(first - share.value) <= ERRORS * (share.se or 0.0),

@@ -39,22 +39,30 @@ class _Effect:
 
 
 def probe(
-    backend: Backend, card: ModelCard, texts: Sequence[Sequence[int]], answers: Answers, seed: str, progress: Progress
+    backend: Backend,
+    card: ModelCard,
+    texts: Sequence[Sequence[int]],
+    answers: Answers,
+    seed: str,
+    progress: Progress,
+    *,
+    given: Sequence[tuple[int, ...]] = (),
 ) -> dict[str, Any]:
     """Sums over blocks of the texts' rows and counts of the answers' rows; what they mean is for the host to say.
 
     `block_rows` and `drafted`: how many rows there are in each block, and in each answer. `plain`, of `layers` from 1
     on, and of `sets` of them by `ranking` (least harmed first, by KL): `nll`, `kl`, `same_top` a block, `right` an
-    answer. Of `layers` also `max_abs`, the largest of a block, and sums of `relative` and `attention` (`RowOffs`).
+    answer. Of `layers` also `max_abs`, the largest of a block, and sums of `relative` and `attention` (`RowOffs`). With
+    sets `given` only those are measured, no layer alone.
     """
     plain = [Seeded(backend, card, ids) for ids in texts]
     drafts = [(Seeded(backend, card, [*prompt, *answer[:-1]]), len(prompt) - 1) for prompt, answer in answers]
-    single, num_texts = range(1, card.num_layers), len(plain) + len(drafts)
-    steps = _Steps(progress, (len(single) + len(_sizes(card.num_layers))) * num_texts)
+    single, num_texts = () if given else tuple(range(1, card.num_layers)), len(plain) + len(drafts)
+    steps = _Steps(progress, (len(single) + len(given or _sizes(card.num_layers))) * num_texts)
     base, *found = _measure(backend, texts, plain, drafts, [(), *((layer,) for layer in single)], seed, steps)
     alone = dict(zip(single, found, strict=True))
     ranking = sorted(single, key=lambda layer: (alone[layer].mean_kl, layer))
-    together = _sets(ranking)
+    together = [tuple(sorted(layers)) for layers in given] or _sets(ranking)
     steps.total = (len(single) + len(together)) * num_texts
     effects = _measure(backend, texts, plain, drafts, together, seed, steps)
     return {

@@ -2,7 +2,8 @@
 
 The texts come as JSON on stdin, `{"texts": [[ids], …], "answers": [{"prompt": [ids], "answer": [ids]}, …]}`. On texts,
 which are teacher-forced, the seed is held against each layer's input, and the seeded model's distribution against the
-plain one's; on answers, which the plain model chose, it is counted how often a seeded draft chooses the same.
+plain one's; on answers, which the plain model chose, it is counted how often a seeded draft chooses the same. With
+`"sets": [[layers], …]` only those are seeded, otherwise each layer alone and then the least harmed together.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Texts(msgspec.Struct, frozen=True):
 
     texts: list[list[int]]
     answers: list[Answer]
+    sets: list[list[int]] = []
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +64,8 @@ def _probe(model: str, seed: str, given: bytes) -> dict[str, Any]:
     texts = _read(given, card)
     backend = make_backend("fast", folder, all_roles(card.num_layers))
     answers = [(answer.prompt, answer.answer) for answer in texts.answers]
-    found = probe(backend, card, texts.texts, answers, seed, ProgressLines())
+    sets = [tuple(layers) for layers in texts.sets]
+    found = probe(backend, card, texts.texts, answers, seed, ProgressLines(), given=sets)
     return {**found, "answers_of": [answer.of for answer in texts.answers]}
 
 
@@ -78,6 +81,9 @@ def _read(given: bytes, card: ModelCard) -> Texts:
             raise StationsError(f"a text of {len(ids)} tokens: 2 to {card.context_length} are possible")
         if not all(0 <= token < card.vocab_size for token in ids):
             raise StationsError(f"a token id outside 0 to {card.vocab_size - 1}")
+    for layers in found.sets:
+        if not layers or not all(1 <= layer < card.num_layers for layer in layers):
+            raise StationsError(f"a set of layers {layers}: layers 1 to {card.num_layers - 1} take seeds")
     if not all(one.prompt and one.answer for one in found.answers):
         raise StationsError("an answer without a prompt, or without tokens")
     return found

@@ -42,26 +42,26 @@ def outside(found: list[Fact]) -> list[str]:
     return [one.name for one in found if not one.is_inside]
 
 
+def found_with(off: float) -> list[Fact]:
+    return facts(report("h", off=off), [report("h", off=-off), report("x", off=off)])
+
+
 def test_figures_as_first_measured_are_inside_and_those_beyond_two_errors_of_both_are_not() -> None:
-    found = facts(report("h"), report("x"))
-    assert outside(found) == []
-    assert len(found) == 4 + len(RATIOS) + len(ALPHA)
-    assert outside(facts(report("h", off=ERRORS - 0.1), report("x", off=0.1 - ERRORS))) == []
-    assert len(outside(facts(report("h", off=ERRORS + 0.2), report("x", off=-0.2 - ERRORS)))) == len(RATIOS) + len(
-        ALPHA
-    )
+    assert len(found_with(0.0)) == 4 + len(RATIOS) + len(ALPHA)
+    assert outside(found_with(0.0)) == outside(found_with(ERRORS - 0.1)) == []
+    assert len(outside(found_with(ERRORS + 0.2))) == len(RATIOS) + len(ALPHA)
 
 
 @pytest.mark.parametrize(("ratio_se", "is_inside"), [(0.001, False), (0.2, True)])
 def test_a_layer_is_as_bad_as_another_where_their_errors_do_not_tell_them_apart(
     ratio_se: float, is_inside: bool
 ) -> None:
-    found = facts(report("h", bad=(1, 3, 7, 12, 18), ratio_se=ratio_se), report("x"))
+    found = facts(report("h", bad=(1, 3, 7, 12, 18), ratio_se=ratio_se), [report("h"), report("x")])
     assert {one.name: one.is_inside for one in found}["most harmed alone, by perplexity"] is is_inside
 
 
 def test_the_table_says_what_is_inside() -> None:
-    lines = table(facts(report("h", off=9.0), report("x"))).splitlines()
+    lines = table(facts(report("h", off=9.0), [report("h"), report("x")])).splitlines()
     assert lines[2] == "| layers within max_abs ≤ 1e-4, of 29 | 0 | 0 | inside |"
     assert "| perplexity ×, 2 least harmed layers seeded | 1.012 | 1.103 ± 0.010 | outside |" in lines
     assert "| α, seed x, edit, all layers but 1 seeded | 0.855 | 0.855 ± 0.010 of 500 | inside |" in lines

@@ -133,6 +133,14 @@ def test_the_report_ranks_every_layer_but_the_first_by_its_divergence(model: Mod
     assert found.layers[1].perplexity_ratio * found.perplexity == pytest.approx(np.exp(nll.mean()), rel=1e-5)
 
 
+def test_only_sets_that_are_given_are_measured_when_there_are_any(model: ModelFolder, backend: Any) -> None:
+    answers = [(IDS[:5], choices(backend, Seeded(backend, model.card, IDS).x[-1]).tolist()[4:])]
+    whole = probe(backend, model.card, [IDS], answers, "x", lambda *step: None)
+    found = probe(backend, model.card, [IDS], answers, "x", lambda *step: None, given=[(3, 1, 2)])
+    assert (found["layers"], found["ranking"]) == ([], [])
+    assert found["sets"] == [one for one in whole["sets"] if one["layers"] == [1, 2, 3]]
+
+
 def sums(nll: list[float], right: list[int]) -> dict[str, Any]:
     return {"nll": nll, "kl": nll, "same_top": [20.0, 20.0, 5.0], "right": right}
 

@@ -29,9 +29,9 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_json_is_one_object_with_every_figure(aeonflow: Run, text: Path) -> None:
+def test_json_is_one_object_with_every_figure(cli: Run, text: Path) -> None:
     options = ("--model", "tiny", "--context", "128", "--tokens", "400", "--kv", "q4", "--kv-exact-recent", "8")
-    ended = aeonflow("eval", str(text), *options, "--against", "f16", "--json")
+    ended = cli("eval", str(text), *options, "--against", "f16", "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert found["option"]["kv"] == {"kv": "q4", "exact_recent": 8}
@@ -45,9 +45,9 @@ def test_json_is_one_object_with_every_figure(aeonflow: Run, text: Path) -> None
     assert "Traceback" not in ended.err
 
 
-def test_kernels_are_measured_beside_others(aeonflow: Run, text: Path) -> None:
+def test_kernels_are_measured_beside_others(cli: Run, text: Path) -> None:
     options = ("--model", "tiny", "--context", "128", "--tokens", "130", "--kernels", "fast-int8", "--json")
-    ended = aeonflow("eval", str(text), *options, "--against-kernels", "fast")
+    ended = cli("eval", str(text), *options, "--against-kernels", "fast")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert (found["kernels"], found["against_kernels"]) == ("fast-int8", "fast")
@@ -56,30 +56,30 @@ def test_kernels_are_measured_beside_others(aeonflow: Run, text: Path) -> None:
     assert found["kl"]["value"] > 0
 
 
-def test_without_json_there_is_a_row_for_each_cache(aeonflow: Run, text: Path) -> None:
-    ended = aeonflow("eval", str(text), "--model", "tiny", "--context", "128", "--tokens", "130", "--kv", "q8")
+def test_without_json_there_is_a_row_for_each_cache(cli: Run, text: Path) -> None:
+    ended = cli("eval", str(text), "--model", "tiny", "--context", "128", "--tokens", "130", "--kv", "q8")
     assert ended.code == 0, ended.err
     assert [line.split()[0] for line in ended.out.splitlines()[:3]] == ["kv", "f32", "q8"]
     assert "of the bytes" in ended.out.splitlines()[3]
     assert "1 windows of 128 tokens, 130 tokens of 1 texts" in ended.err
 
 
-def test_without_an_option_it_says_that_f32_is_compared_with_itself(aeonflow: Run, text: Path) -> None:
-    ended = aeonflow("eval", str(text), "--model", "tiny", "--context", "128", "--tokens", "130")
+def test_without_an_option_it_says_that_f32_is_compared_with_itself(cli: Run, text: Path) -> None:
+    ended = cli("eval", str(text), "--model", "tiny", "--context", "128", "--tokens", "130")
     assert (ended.code, "f32 is compared with itself" in ended.err) == (0, True)
 
 
-def test_o1_is_measured_beside_a_window_of_equal_bytes_and_the_report_decides(aeonflow: Run, text: Path) -> None:
+def test_o1_is_measured_beside_a_window_of_equal_bytes_and_the_report_decides(cli: Run, text: Path) -> None:
     overlay = ("--model", "tiny", "--kernels", "reference", "--o1", "m=4,w=16,sink=2")
-    before = aeonflow("run", "hello", *overlay, "--max-tokens", "2")
+    before = cli("run", "hello", *overlay, "--max-tokens", "2")
     assert "no report shows" in before.err
-    ended = aeonflow("eval", str(text), *overlay, "--context", "256", "--tokens", "600", "--json")
+    ended = cli("eval", str(text), *overlay, "--context", "256", "--tokens", "600", "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert found["window"]["option"]["kv"] == {"kv": "f32", "max_rows": 128, "evict": "recent", "sink": 2}
     wins = found["proof"]["wins"]
     assert found["exactness"]["model"] == ("certified" if wins else "approximate")
-    after = aeonflow("run", "hello", *overlay, "--max-tokens", "2")
+    after = cli("run", "hello", *overlay, "--max-tokens", "2")
     assert (after.code == 0) is wins, after.err
     assert wins or f"KL {found['proof']['kl']:.3g} against" in after.err
 

@@ -56,11 +56,11 @@ def test_text_goes_to_stdout_and_nothing_else_does(aeonflow: Run) -> None:
     assert "20 tokens (length)" in plain.err
 
 
-def test_sampling_options_that_greedy_decoding_ignores_are_named(aeonflow: Run) -> None:
-    ended = aeonflow("run", *TINY, "--max-tokens", "2", "--top-p", "0.5", "--seed", "0", "Hello")
+def test_sampling_options_that_greedy_decoding_ignores_are_named(cli: Run) -> None:
+    ended = cli("run", *TINY, "--max-tokens", "2", "--top-p", "0.5", "--seed", "0", "Hello")
     assert ended.code == 0
     assert "warning: --top-p, --seed: without effect at temperature 0" in ended.err
-    sampled = aeonflow("run", *TINY, "--max-tokens", "2", "--top-p", "0.5", "--temperature", "1", "Hello")
+    sampled = cli("run", *TINY, "--max-tokens", "2", "--top-p", "0.5", "--temperature", "1", "Hello")
     assert "warning" not in sampled.err
 
 
@@ -95,11 +95,11 @@ def test_a_fleet_gives_what_solo_gives_and_leaves_no_process(aeonflow: Run) -> N
         assert other["logits_hash"] == solo["logits_hash"]
 
 
-def test_stop_strings_and_raw_prompts_are_passed_on(aeonflow: Run) -> None:
-    whole = json.loads(aeonflow("run", *TINY, "--raw", "--max-tokens", "40", "--ignore-eos", "--json", "abc").out)
+def test_stop_strings_and_raw_prompts_are_passed_on(cli: Run) -> None:
+    whole = json.loads(cli("run", *TINY, "--raw", "--max-tokens", "40", "--ignore-eos", "--json", "abc").out)
     stop = whole["text"][5:8]
     cut = json.loads(
-        aeonflow("run", *TINY, "--raw", "--max-tokens", "40", "--ignore-eos", "--stop", stop, "--json", "abc").out
+        cli("run", *TINY, "--raw", "--max-tokens", "40", "--ignore-eos", "--stop", stop, "--json", "abc").out
     )
     assert cut["finish_reason"] == "stop"
     assert cut["text"] == whole["text"][: whole["text"].index(stop)]

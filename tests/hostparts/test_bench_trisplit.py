@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from aeonflow import bands
@@ -16,7 +17,7 @@ from host.bench.prompts import BenchPrompt
 from host.bench.trisplit import Cell, known_options, measure_cell
 from host.bench.trisplit_files import write_cell
 from host.bench.trisplit_formula import Formula
-from host.bench.trisplit_passes import overlap_saves, passes_of
+from host.bench.trisplit_passes import draft_trips, overlap_saves, passes_of
 from host.bench.trisplit_report import quantiles
 from host.bench.trisplit_timeline import ROLES, timeline_of
 from host.engine import Engine
@@ -124,6 +125,18 @@ def test_a_draft_by_relay_gains_what_it_gains_on_a_chain() -> None:
         gains.append(Formula.of(**common, drafts=(100, 83), is_relay=is_relay).drafting)  # type: ignore[arg-type]
     assert gains == pytest.approx([1 - 0.83 * (1 - 65 / 93), 1 - 0.83 * (1 - 128 / 184)])
     assert gains[0] == pytest.approx(gains[1], rel=0.005)
+
+
+def test_a_guess_comes_with_the_last_message_of_a_drafts_head_though_all_of_it_comes_by_on_a_relay() -> None:
+    def came(stream: int, at_ms: float, first: int = 9, kind: Kind = Kind.DRAFT) -> TraceEvent:
+        event = compute(stream, 0, at_ms, at_ms, first=first, kind=int(kind))
+        return msgspec.structs.replace(event, what=int(What.RECEIVE))
+
+    x, answer = came(bands.HEAD, 50), came(bands.HEAD, 60)
+    seeds = came(bands.seed_stream(1, 0), 20), came(bands.DOWN, 40)
+    others = came(bands.HEAD, 70, kind=Kind.CANONICAL), came(bands.HEAD, 90, first=11)
+    trips = draft_trips(recording([wait(9, 0, 73), *seeds, x, answer, *others]), lambda event: True)
+    assert [round(seconds / MS) for seconds in trips] == [60]
 
 
 def test_an_option_that_the_engine_does_not_know_is_refused_unless_it_is_off() -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aeonflow.errors import AeonflowError
-from aeonflow.kv_options import KvOptions
+from aeonflow.kv_options import CODED_MODES, KvOptions
 from aeonflow.kv_sizes import layer_bytes
 
 from ..engine import Engine
@@ -31,7 +31,7 @@ WAYS = (  # what matters most first; born and O(1) are followed by sinks and the
 )  # fmt: skip
 EQUAL = "as many bytes as "  # before an O(1) way or born: sinks and the newest rows in equal bytes
 COLUMNS = ("context", "option", "bytes", "KL", "ΔPPL %", "recall", "same token", "decode", "windows")
-PAIR_COLUMNS = ("context", "option", "less", "KL", "windows in which lower", "PPL %", "PPL % of repeated passages")
+PAIR_COLUMNS = ("context", "option", "less", "MB when full", "KL", "lower in", "PPL %", "PPL % of repeated passages")
 WINDOWS = {512: 4, 2048: 2, 8000: 1}  # by context: how many windows of text; of another context one
 SCORED = 1536  # tokens of ordinary text scored at the end of a window, at most: logits cost as much as a layer's rows
 MASS_BYTES = 4 * 4  # a row of born beside K and V: three sums, and what the newest row has read
@@ -88,7 +88,7 @@ async def bench_kv_table(
             rows = sum(window.num_rows for window in windows)
             paces.append(Pace(context, took_s / rows / (1 + len(kinds))))
             found[str(context)] = dict(zip(kinds, map(msgspec.to_builtins, measured.evaluations()), strict=True))
-            paired[str(context)] = _paired(measured, list(kinds), kinds)
+            paired[str(context)] = _paired(measured, list(kinds), kinds, engine.card)
             left_out[str(context)] = skipped
             say(f"context {context}: {took_s:.0f} s")
         return {
@@ -133,8 +133,9 @@ def pairs_text(found: Mapping[str, Any]) -> str:
             figures = one["difference"]
             rows.append(
                 (
-                    f"{int(context):,}", f"`{one['way']}`", f"`{one['less']}`", _figure(figures["kl"], "+.2g"),
-                    f"{round(figures['better'] * figures['num_windows'])} of {figures['num_windows']}",
+                    f"{int(context):,}", f"`{one['way']}`", f"`{one['less']}`",
+                    " · ".join(f"{size / 1e6:.1f}" for size in one["full_bytes"]), _figure(figures["kl"], "+.2g"),
+                    f"{round(figures['better'] * figures['num_windows'])} of {figures['num_windows']} windows",
                     _figure(figures["delta_ppl_percent"], "+.2f"), _figure(figures["recall_percent"], "+.1f"),
                 )
             )  # fmt: skip
@@ -229,14 +230,23 @@ def _equal(kv: KvOptions, context: int, model: Geometry) -> KvOptions | None:
         return equal_window(kv.o1, context, model)
     if not kv.keeps_mass:
         return None
-    row_bytes = layer_bytes(KvOptions(kv=kv.kv), 2, model.num_kv_heads, model.head_dim)
-    row_bytes -= layer_bytes(KvOptions(kv=kv.kv), 1, model.num_kv_heads, model.head_dim)
-    rows = -(-kv.max_rows * (row_bytes + MASS_BYTES) // row_bytes)
-    return KvOptions(kv=kv.kv, max_rows=rows, evict="recent", sink=kv.sink)
+    bare = KvOptions(kv=kv.kv, max_rows=kv.max_rows, evict="recent", sink=kv.sink)
+    return msgspec.structs.replace(bare, max_rows=-(-kv.max_rows * _row_bytes(kv, model) // _row_bytes(bare, model)))
 
 
-def _paired(measured: Measured, names: Sequence[str], kinds: Mapping[str, KvOptions]) -> list[dict[str, Any]]:
-    """What differs token by token between a way and the newest rows in as many bytes, and in as many rows."""
+def _row_bytes(kv: KvOptions, model: Geometry) -> int:
+    """Of a stored row of one layer, when nothing but the newest row is in doubt."""
+    plain = KvOptions(kv=kv.kv, exact_recent=0 if kv.kv in CODED_MODES else None)
+    one, two = (layer_bytes(plain, rows, model.num_kv_heads, model.head_dim) for rows in (1, 2))
+    return two - one + (MASS_BYTES if kv.keeps_mass else 0)
+
+
+def _paired(
+    measured: Measured, names: Sequence[str], kinds: Mapping[str, KvOptions], model: Geometry
+) -> list[dict[str, Any]]:
+    """What differs token by token between a way and the newest rows in as many bytes, and in as many rows. Of evictions
+    `full_bytes`, both caches when as many rows are stored as may be: the bytes of a window's end depend on how long ago
+    rows left."""
     found = []
     for index, name in enumerate(names):
         for other in (EQUAL + name, name.replace("evict=born", "evict=recent")):
@@ -244,8 +254,11 @@ def _paired(measured: Measured, names: Sequence[str], kinds: Mapping[str, KvOpti
                 continue
             difference = measured.difference(1 + index, 1 + names.index(other))
             if difference is not None:
-                pair = {"way": name, "less": _name(kinds[other].shown()), "difference": msgspec.to_builtins(difference)}
-                found.append(pair)
+                both = kinds[name], kinds[other]
+                full = [kv.max_rows * _row_bytes(kv, model) * model.num_layers for kv in both if kv.max_rows]
+                figures = msgspec.to_builtins(difference)
+                less = _name(kinds[other].shown())
+                found.append({"way": name, "less": less, "full_bytes": full, "difference": figures})
     return found
 
 

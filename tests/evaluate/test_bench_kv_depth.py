@@ -105,6 +105,9 @@ async def test_born_is_compared_token_by_token_with_the_newest_rows_in_as_many_b
     kl = [found["contexts"]["300"][name]["kl"]["value"] for name in (way, f"as many bytes as {way}")]
     assert pair["difference"]["kl"]["value"] == pytest.approx(kl[0] - kl[1], rel=1e-9)
     assert pair["difference"]["num_windows"] == 3
+    born_bytes, recent_bytes = pair["full_bytes"]
+    assert born_bytes == 4 * 150 * (row_bytes + 16)
+    assert born_bytes <= recent_bytes < 1.01 * born_bytes
     assert pairs_text(found).count("\n") == 2
     anew = json.loads(json.dumps(found))
     anew["contexts"]["300"] = {way: {"kl": "anew"}}

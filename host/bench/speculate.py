@@ -20,7 +20,7 @@ from ..sequence import DraftAnswer
 from ..speculate.switch import DraftSwitch
 from .measure import machine
 from .rows import Computed, computed
-from .speculate_report import Asked, Decoded, Turn, blind_bound, report
+from .speculate_report import Asked, Decoded, Turn, blind_bound, is_at_least, report
 
 WARM_TOKENS = 15  # the first passes measure what a row costs, and the switch what a plain token does
 MIN_TOKENS = 4  # of an answer whose time is looked at
@@ -113,7 +113,8 @@ async def bench_speculate(
     }
     if blind and link_delay_ms:
         layer_s = plain_row.seconds / plain_row.rows / engines[0].card.num_layers
-        found["bound"] = round(blind_bound(layer_s, link_delay_ms / 1e3), 4)
+        bound = blind_bound(layer_s, link_delay_ms / 1e3)
+        found.update(bound=round(bound, 4), holds=is_at_least(bound, turns))
     return found
 
 

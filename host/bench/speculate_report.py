@@ -105,6 +105,12 @@ def blind_bound(layer_s: float, hop_s: float) -> float:
     return 1 / (1 + layer_s / (2 * (3 * hop_s + layer_s)) + BLIND_BEYOND)
 
 
+def is_at_least(share: float, turns: Sequence[Turn]) -> bool:
+    """Is speculating at least `share` of plain's rate over all answers, as far as their noise tells?"""
+    ratio = _of(turns)["ratio"]
+    return bool(ratio * math.exp(ERRORS * ratio_noise(turns) / math.sqrt(len(turns))) >= share)
+
+
 def _of(turns: Sequence[Turn]) -> dict[str, Any]:
     tokens = sum(turn.plain.tokens for turn in turns)
     plain_s = sum(turn.plain.seconds + turn.again.seconds for turn in turns) / 2

@@ -10,7 +10,7 @@ import pytest
 
 from host.bench.lookup import Replay, replay
 from host.bench.speculate import bench_speculate
-from host.bench.speculate_report import Asked, Decoded, Turn, blind_bound, ratio_noise, report
+from host.bench.speculate_report import Asked, Decoded, Turn, blind_bound, is_at_least, ratio_noise, report
 from stations.models.folder import ModelFolder
 
 
@@ -51,6 +51,8 @@ def test_the_noise_of_a_ratio_follows_from_that_of_two_plain_times() -> None:
 def test_the_bound_of_blind_drafts_is_their_wait_for_busy_stations_and_2_percent() -> None:
     assert blind_bound(0.0, 0.01) == pytest.approx(1 / 1.02)
     assert blind_bound(0.02, 0.02) == pytest.approx(1 / (1 + 0.02 / 0.16 + 0.02))
+    even, uneven = [turn(10, 10.5, 10)], [turn(10, 10.5, 10), turn(10, 10.5, 9), turn(9, 10.5, 10)]
+    assert (is_at_least(0.95, even), is_at_least(0.96, even), is_at_least(0.96, uneven)) == (True, False, True)
 
 
 def test_known_answers_are_replayed_run_by_run_with_times_by_formula() -> None:

@@ -31,7 +31,7 @@ parser.add_argument("--threads", type=int, default=None)
 parser.add_argument("--json", type=Path, help="where the figures go")
 parser.add_argument("--from", type=Path, dest="measured", help="figures that were measured before")
 parser.add_argument("--merge", type=Path, help="figures in which those measured now take the place of older ones")
-parser.add_argument("--into", type=Path, help="a document whose table of these columns is replaced")
+parser.add_argument("--into", type=Path, help="a document whose tables of these columns are replaced")
 parser.add_argument("--plot", type=Path, help="an .svg or .png: KV bytes and decode rate against context")
 
 
@@ -54,11 +54,13 @@ if __name__ == "__main__":
         found = merged(json.loads(options.merge.read_text("utf-8")), found)
     if options.json or options.merge:
         (options.json or options.merge).write_text(json.dumps(found) + "\n", "utf-8")
-    table = table_text(found)
-    print(table, end="\n\n")
-    print(pairs_text(found))
+    tables = table_text(found), pairs_text(found)
+    print(*tables, sep="\n\n")
     if options.into:
-        options.into.write_text(with_table(options.into.read_text("utf-8"), table), "utf-8")
+        document = options.into.read_text("utf-8")
+        for table in tables:
+            document = with_table(document, table)
+        options.into.write_text(document, "utf-8")
     for context, ways in found["left_out"].items():
         for way, why in ways.items():
             print(f"left out at {context}: {way}: {why}", file=sys.stderr)

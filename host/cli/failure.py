@@ -48,8 +48,9 @@ def run_app(arguments: Sequence[str]) -> int:
     from .app import app
 
     as_json = _wants_json(arguments)
+    command = typer.main.get_command(app)
     try:
-        code = typer.main.get_command(app).main(list(arguments), prog_name="aeonflow", standalone_mode=False)
+        code = command.main(list(arguments), prog_name="aeonflow", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # Typer turns KeyboardInterrupt into its exit code
             _say("interrupted", prefix="")
@@ -63,7 +64,9 @@ def run_app(arguments: Sequence[str]) -> int:
     except typer.Exit as exc:
         return exc.exit_code
     except _ClickError as exc:
-        if message := exc.format_message() and _usage_message(exc):  # empty: of a group whose help was printed
+        if message := exc.format_message() and _usage_message(
+            exc, _path_of(command, arguments)
+        ):  # empty: of a group whose help was printed
             _say(message)
             _print_error(UsageError(message), message, as_json=as_json)
         return USAGE
@@ -131,13 +134,23 @@ def _message(exc: BaseException) -> str:
     return text if text == name else f"{name}: {text} (a bug; AEONFLOW_DEBUG=1 shows where)"
 
 
-def _usage_message(exc: Any) -> str:
+def _path_of(command: Any, arguments: Sequence[str]) -> str:
+    """The command that `arguments` begin with: `aeonflow bench wire`."""
+    path = ["aeonflow"]
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        path.append(word)
+    return " ".join(path)
+
+
+def _usage_message(exc: Any, command: str) -> str:
     text = " ".join(exc.format_message().split()).replace(": Value error, ", ": ")  # the checker's words, not ours
     checked = getattr(exc.__cause__, "errors", None)  # pydantic's, which leave out the value that was found
     found = repr(checked()[0].get("input")) if callable(checked) else ""
     if found not in text:
         text = f"{text.rstrip('.')}, found {found}"
-    command = getattr(getattr(exc, "ctx", None), "command_path", "aeonflow")
     return f"{text.rstrip('.')} (see: {command} --help)"
 
 

@@ -16,7 +16,9 @@ RunCli = Callable[..., Ended]
 
 USAGE = [
     ("run --bogus hi", "No such option: --bogus"),
-    ("run --plan", "requires an argument"),
+    ("run --plan", "requires an argument (see: aeonflow run --help)"),
+    ("bench wire --runs", "requires an argument (see: aeonflow bench wire --help)"),
+    ("fly", "(see: aeonflow --help)"),
     ("fly", "No such command 'fly'"),
     ("run --temperature -1 hi", "temperature -1.0: a number from 0 to 100"),
     ("run --temperature hot hi", "Invalid value for '--temperature'"),

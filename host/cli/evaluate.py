@@ -117,7 +117,8 @@ async def _measure(
             baseline = await stack.enter_async_context(open_baseline()) if open_baseline is not None else None
         ids = [engine.tokenize(text)[:tokens] for text in texts]
         windows = texts_to_windows(ids, context, engine.card.context_length)
-        note(f"{len(windows)} windows of {context} tokens, {sum(map(len, ids))} tokens of {len(texts)} texts")
+        num_tokens, shown = sum(map(len, ids)), "1 text" if len(texts) == 1 else f"{len(texts)} texts"
+        note(f"windows of {context} tokens: {len(windows)}; {num_tokens} tokens of {shown}")
         option, exact = engine.network.kv, make_kv_options(kv=against)
         setting, about = engine.setting, {"context": context, "tokens": [len(text) for text in ids]}
         exactness = setting.exactness

@@ -61,7 +61,7 @@ def test_without_json_there_is_a_row_for_each_cache(cli: Run, text: Path) -> Non
     assert ended.code == 0, ended.err
     assert [line.split()[0] for line in ended.out.splitlines()[:3]] == ["kv", "f32", "q8"]
     assert "of the bytes" in ended.out.splitlines()[3]
-    assert "1 windows of 128 tokens, 130 tokens of 1 texts" in ended.err
+    assert "windows of 128 tokens: 1; 130 tokens of 1 text\n" in ended.err
 
 
 def test_without_an_option_it_says_that_f32_is_compared_with_itself(cli: Run, text: Path) -> None:

@@ -102,6 +102,13 @@ class One:
                 is_quiet = not self.shell.station.queued and self.shell.heartbeat().busy_s == 0.0
                 quiet = quiet + 1 if is_quiet else 0
 
+    async def attend(self, num_rows: int) -> None:
+        """The neighbour sends the first rows of attention at layer 0, each once the one before is done with."""
+        for first in range(num_rows):
+            row = tensor(Port.X, np.full((1, self.shell.station.card.hidden_size), 0.5, np.float32), first=first)
+            self.neighbour.send(bands.ATTN, first, pack_tensors([row]))
+            await self.settle()
+
     async def state(self) -> Any:
         stats = await self.ask(Stats())
         core = self.shell.station
@@ -336,10 +343,7 @@ async def test_lanes_keep_nothing_of_a_session_that_has_ended(
 ) -> None:
     monkeypatch.setattr(shell, "INLINE_LIMIT_S", 60.0)
     async with both_ways(model, 0) as (straight, _):
-        for first in range(6):
-            row = tensor(Port.X, np.full((1, model.card.hidden_size), 0.5, np.float32), first=first)
-            straight.neighbour.send(bands.ATTN, first, pack_tensors([row]))
-            await straight.settle()
+        await straight.attend(6)
         assert straight.shell.express.lanes
         if how == "it expires":
             (session,) = straight.shell.station.sessions
@@ -375,10 +379,7 @@ async def test_a_lane_bears_rows_that_were_preempted_and_ends_where_rows_have_be
 ) -> None:
     monkeypatch.setattr(shell, "INLINE_LIMIT_S", 60.0)
     async with both_ways(model, 0) as (straight, _):
-        for first in range(3):
-            row = tensor(Port.X, np.full((1, model.card.hidden_size), 0.5, np.float32), first=first)
-            straight.neighbour.send(bands.ATTN, first, pack_tensors([row]))
-            await straight.settle()
+        await straight.attend(3)
         (lane,) = straight.shell.express.lanes
         lane._cost, lane._limit_ns = Estimate(0.2e-3), 500_000
 

@@ -17,13 +17,14 @@ ERRORS = 2.0 * math.sqrt(2.0)  # standard errors of one figure, of two of equal 
 RATIOS = {2: 1.012, 4: 1.020, 8: 1.055, 16: 1.28, 24: 1.97, 29: 199.0}  # perplexity ×, k least harmed layers seeded
 LEAST_MAX_ABS = 4.35  # of the best layer
 ATTENTION = (0.15, 1.90)  # least and most that a layer's attention moves
+MOVES_OUTSIDE = 2  # layers at the ends of that range that may lie outside
 WORST = (1, 2, 3, 7, 12)
 ALPHA = {("h", "chat"): 0.830, ("h", "edit"): 0.913, ("x", "chat"): 0.805, ("x", "edit"): 0.855}
 DRAFTED = tuple(range(2, 30))  # layers that the drafts of ALPHA seed: all that can, but 1
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """`here` and its standard error, None where a quantile or a set is compared; `is_inside` of the noise."""
+    """A figure as first measured and as it is here, with its error; is the difference inside of the noise of both?"""
 
     name: str
     first: str
@@ -44,19 +45,19 @@ def table(found: list[Fact]) -> str:
 
 def _of_layers(h: ProbeReport) -> list[Fact]:
     passing = len(h.passes_max_abs)
-    best = min(h.layers, key=lambda layer: layer.max_abs_block or math.inf)
-    low, high = best.max_abs_block_low or math.nan, best.max_abs_block_high or math.nan
-    moves = sorted(layer.attention_moves or math.nan for layer in h.layers)
+    assert h.best_max_abs is not None, "layers were seeded alone"
+    low, high = h.best_max_abs_low or 0.0, h.best_max_abs_high or math.inf
+    moves = sorted(layer.attention_moves or 0.0 for layer in h.layers)
     within = sum(ATTENTION[0] <= moved <= ATTENTION[1] for moved in moves)
-    ranked = sorted(h.layers, key=lambda layer: layer.perplexity_ratio, reverse=True)
-    worst, last = ranked[: len(WORST)], ranked[len(WORST) - 1]
-    named = [layer for layer in h.layers if layer.layer in WORST]
+    worst = sorted(h.layers, key=lambda layer: layer.kl, reverse=True)[: len(WORST)]
+    named = [layer for layer in h.layers if layer.layer in WORST and layer not in worst]
+    told = "; ".join(f"{layer.layer}: {_pm(layer.kl, layer.kl_se)}" for layer in [*worst, *named])
     return [
         Fact(f"layers within max_abs ≤ 1e-4, of {len(h.layers)}", "0", str(passing), passing == 0),
         Fact(
-            f"max_abs of the best layer over {h.block_rows} rows, 10–90 % of blocks",
+            "max_abs of the best layer",
             f"{LEAST_MAX_ABS}",
-            f"{best.max_abs_block:.2f} ({low:.2f}–{high:.2f}), layer {best.layer}; of all rows "
+            f"{h.best_max_abs:.2f} over {h.block_rows} rows ({low:.2f}–{high:.2f} in 10–90 % of the blocks); over all "
             f"{min(layer.max_abs for layer in h.layers):.2f}",
             low <= LEAST_MAX_ABS <= high,
         ),
@@ -64,21 +65,20 @@ def _of_layers(h: ProbeReport) -> list[Fact]:
             "attention moves, least to most of a layer",
             "15–190 %",
             f"{moves[0]:.0%} to {moves[-1]:.0%}; {within} of {len(moves)} layers between",
-            within >= len(moves) - 2,
+            within >= len(moves) - MOVES_OUTSIDE,
         ),
         Fact(
-            "most harmed alone, by perplexity",
+            "most harmed alone, by KL",
             ", ".join(map(str, WORST)),
-            "; ".join(f"{layer.layer}: {_pm(layer.perplexity_ratio, layer.perplexity_ratio_se)}" for layer in worst),
-            all(layer in worst or _as_bad(layer, last) for layer in named),
+            told,
+            all(_as_bad(layer, worst[-1]) for layer in named),
         ),
     ]
 
 
 def _as_bad(one: LayerProbe, other: LayerProbe) -> bool:
     """Can the two not be told apart?"""
-    noise = math.hypot(one.perplexity_ratio_se or 0.0, other.perplexity_ratio_se or 0.0)
-    return abs(one.perplexity_ratio - other.perplexity_ratio) <= 2.0 * noise
+    return abs(one.kl - other.kl) <= 2.0 * math.hypot(one.kl_se or 0.0, other.kl_se or 0.0)
 
 
 def _of_sets(h: ProbeReport) -> list[Fact]:

@@ -31,6 +31,7 @@ def to_report(found: dict[str, Any]) -> ProbeReport:
         ),
         sets=tuple(SetProbe(layers=tuple(one["layers"]), **counted.effect(one)) for one in found["sets"]),
         ranking=tuple(found["ranking"]),
+        **counted.best_offs(found["layers"]),
         block_rows=max(found["block_rows"]),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -64,17 +65,21 @@ class _Counted:
 
     def offs(self, one: dict[str, Any]) -> dict[str, Any]:
         """The fields of a layer's seed against its input."""
-        most = max(self._off_block_rows)
-        whole = [value for value, rows in zip(one["max_abs"], self._off_block_rows, strict=True) if rows == most]
-        blocks = spread(whole, digits=6)
         return {
             "max_abs": max(one["max_abs"]),
-            "max_abs_block": median(whole),
-            "max_abs_block_low": blocks["p10"],
-            "max_abs_block_high": blocks["p90"],
+            **_quantiles("max_abs_block", self._of_whole_blocks(one["max_abs"])),
             **_fields("relative", _mean(one["relative"], self._off_block_rows)),
             **_fields("attention_moves", _mean(one["attention"], self._off_block_rows)),
         }
+
+    def best_offs(self, layers: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """The least max_abs of any layer, block by block."""
+        best = [min(of_block) for of_block in zip(*(one["max_abs"] for one in layers), strict=True)]
+        return _quantiles("best_max_abs", self._of_whole_blocks(best)) if best else {}
+
+    def _of_whole_blocks(self, values: Sequence[float]) -> list[float]:
+        most = max(self._off_block_rows)
+        return [value for value, rows in zip(values, self._off_block_rows, strict=True) if rows == most]
 
     def _share(self, right: Sequence[int], name: str) -> Share:
         of = [index for index, other in enumerate(self._answers_of) if other == name]
@@ -87,6 +92,11 @@ def _mean(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
     found = mean_of_blocks(sums, counts)
     assert found is not None, "a probe has rows and answers"
     return found
+
+
+def _quantiles(name: str, values: Sequence[float]) -> dict[str, float]:
+    found = spread(values, digits=6)
+    return {name: median(values), f"{name}_low": found["p10"], f"{name}_high": found["p90"]}
 
 
 def _fields(name: str, estimate: Estimate) -> dict[str, float | None]:

@@ -68,7 +68,11 @@ class SetProbe(SeedEffect, frozen=True, kw_only=True):
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`ranking`: layers from the least harmed on. `seed`: what was sent, "h" or "x"."""
+    """`ranking`: layers from the least harmed on. `seed`: what was sent, "h" or "x".
+
+    `best_max_abs`: max_abs of the best layer of a block, whichever that is: the median over whole blocks, with their
+    10 % and 90 % quantiles; None where no layer was seeded alone.
+    """
 
     version: int
     model: str
@@ -82,6 +86,9 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[LayerProbe, ...]
     sets: tuple[SetProbe, ...]
     ranking: tuple[int, ...]
+    best_max_abs: float | None = None
+    best_max_abs_low: float | None = None
+    best_max_abs_high: float | None = None
     block_rows: int = 0  # rows of a block of the texts; 0 in reports without errors
     made: str = ""  # date and time, UTC
 

@@ -163,6 +163,7 @@ def test_errors_come_from_blocks_of_paired_rows_and_from_whole_answers() -> None
     assert (chat.value, chat.se, chat.drafted) == (0.9, pytest.approx(0.1), 20)
     assert (edit.value, edit.se, edit.drafted) == (0.75, None, 4)
     assert (one.max_abs, one.max_abs_block, one.max_abs_block_low, one.max_abs_block_high) == (9.0, 2.0, 1.0, 3.0)
+    assert (found.best_max_abs, found.best_max_abs_low, found.best_max_abs_high) == (2.0, 1.0, 3.0), "of whole blocks"
     assert (one.attention_moves, one.attention_moves_se) == (1.0, 0.0)
 
 

@@ -109,6 +109,9 @@ async def test_the_probe_finds_the_known_facts(smollm2: Path) -> None:
     report = to_report(await run_verb("seeded", str(smollm2), given=material.to_verb))
     assert report.passes_max_abs == ()
     assert min(one.max_abs for one in report.layers) > 4
+    moves = [one.attention_moves for one in report.layers if one.attention_moves is not None]
+    assert len(moves) == 29
+    assert 0.05 < min(moves) < 0.2 < 1.5 < max(moves) < 2.5
     assert {1, 12} == set(report.ranking[-2:]), "the worst of all"
     assert {1, 2, 3, 7, 12} <= set(report.ranking[-9:])
     ratio = {len(one.layers): one.perplexity_ratio for one in report.sets}

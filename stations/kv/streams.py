@@ -21,7 +21,8 @@ F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 RowType = type[np.float32] | type[np.float16]
-MIN_CAPACITY = 64  # rows; a multiple of 32
+MIN_CAPACITY = 64  # rows
+MOST_DOUBLED = 512  # rows
 BLOCK_ROWS = 256  # rows that the plain version multiplies at once; bounds its temporaries
 
 
@@ -77,8 +78,12 @@ class ValueStream(Stream, Protocol):
 
 
 def next_capacity(needed: int, capacity: int) -> int:
-    """Rows to allocate: at least double what there is, so that appends are amortised O(1); a multiple of 32."""
-    return max(-(-needed // 32) * 32, 2 * capacity, MIN_CAPACITY)
+    """Rows to allocate, a multiple of 32: at least a third more than there is, so that appends are amortised O(1).
+
+    Small arrays double. Of long ones spare rows are in large pages too, which are paid for whole when touched.
+    """
+    grown = capacity + max(capacity // 3, min(capacity, MOST_DOUBLED))
+    return -(-max(needed, grown, MIN_CAPACITY) // 32) * 32
 
 
 def moved(old: Array, shape: tuple[int, ...], used: int) -> Array:

@@ -8,7 +8,6 @@ which the system may then use for other things. Where memory is short weights st
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -16,15 +15,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from ...kv.memory import U8, large_zeros
 from ...layout import PackedMatrix
 from ...models.card import ModelCard
 from ...models.roles import RoleSpan, layer_roles
 from ..weights import Weights
 
 F32 = npt.NDArray[np.float32]
-U8 = npt.NDArray[np.uint8]
 
-LARGE_PAGE_BYTES = 2 << 20
 ARENA_BYTES = 32 << 20  # reserved at a time; what is not written takes no memory
 _LINE = 64
 _SHARE = 0.5  # of the memory that is available, at most
@@ -83,7 +81,7 @@ class ResidentWeights:
 
     def _copied(self, data: U8) -> U8:
         if self._used + data.nbytes > len(self._arena):
-            self._arena, self._used = _arena(max(data.nbytes, ARENA_BYTES)), 0
+            self._arena, self._used = large_zeros(max(data.nbytes, ARENA_BYTES)), 0
         copy = self._arena[self._used : self._used + data.nbytes]
         copy[:] = data
         copy.setflags(write=False)
@@ -111,16 +109,3 @@ def available_bytes() -> int | None:
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _arena(size: int) -> U8:
-    """Memory from a boundary of large pages on, of which the system is asked for large ones."""
-    area = mmap.mmap(-1, size + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            area.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
-            pass
-    memory = np.frombuffer(area, np.uint8)
-    start = -memory.ctypes.data % LARGE_PAGE_BYTES
-    return memory[start : start + size]

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -25,35 +24,36 @@ READ_BYTES = 256 << 20
 
 
 @njit(error_model="numpy")
-def all_heads(table, q, out, seen, scale, scratch):  # type: ignore[no-untyped-def]
-    """Every KV head of one row in one compiled call, as a layer is computed."""
+def all_layers(tables, q, out, seen, scale, scratch):  # type: ignore[no-untyped-def]
+    """Every KV head of one row, cache after cache, in one compiled call, as layers are computed."""
     head = DIM * 4
     row = KV_HEADS * PER_KV * head
-    for g in range(KV_HEADS):
-        at = g * PER_KV * head
-        attend_rows(table, g, 0, PER_KV, q + at, row, head, out + at, row, head, 1, seen, 0, scale, np.float32(0), 0, 0,
-                    0, scratch)  # fmt: skip
+    for table in tables:
+        for g in range(KV_HEADS):
+            at = g * PER_KV * head
+            attend_rows(table, g, 0, PER_KV, q + at, row, head, out + at, row, head, 1, seen, 0, scale, np.float32(0),
+                        0, 0, 0, scratch)  # fmt: skip
 
 
-def decode_row(cache: LayerKvCache) -> Callable[[], None]:
-    """A call that computes every head of the newest row."""
-    q = np.random.default_rng(1).standard_normal((KV_HEADS * PER_KV, DIM)).astype(np.float32)
-    out = np.empty_like(q)
-    scratch = np.empty(attention_scratch_bytes(cache.seq_len, int(cache.table[Header.PADDED_DIM])), np.uint8)
-    table, scale = cache.reserve(0), np.float32(DIM**-0.5)
+class DecodedRow:
+    """The newest row of every cache: `attend` computes all its heads, layer after layer."""
 
-    def run() -> None:
-        all_heads(table, q.ctypes.data, out.ctypes.data, cache.seq_len, scale, scratch.ctypes.data)
+    def __init__(self, caches: list[LayerKvCache]) -> None:
+        self._caches = caches  # what the tables name lives as long as they
+        self._q = np.random.default_rng(1).standard_normal((KV_HEADS * PER_KV, DIM)).astype(np.float32)
+        self._out = np.empty_like(self._q)
+        keys = caches[0].seq_len
+        size = attention_scratch_bytes(keys, int(caches[0].table[Header.PADDED_DIM]))
+        self._scratch = np.empty(size, np.uint8)
+        tables = np.array([cache.reserve(0) for cache in caches])
+        addresses = (array.ctypes.data for array in (self._q, self._out))
+        self._arguments = tables, *addresses, keys, np.float32(DIM**-0.5), self._scratch.ctypes.data
 
-    return run
-
-
-def timed(calls: list[Callable[[], None]]) -> float:
-    """Seconds of processor time a call, each of `calls` once: what other processes take of the core does not count."""
-    start = time.thread_time()
-    for call in calls:
-        call()
-    return (time.thread_time() - start) / len(calls)
+    def attend(self) -> float:
+        """Seconds of processor time a layer: what other processes take of the core does not count."""
+        start = time.thread_time()
+        all_layers(*self._arguments)
+        return (time.thread_time() - start) / len(self._caches)
 
 
 def read_rate(block: np.ndarray) -> float:
@@ -66,20 +66,20 @@ def read_rate(block: np.ndarray) -> float:
 def at_depth(depth: int, modes: list[str], runs: int) -> list[dict[str, object]]:
     """Every mode in turn, `runs` times."""
     rows = np.random.default_rng(depth).standard_normal((depth, KV_HEADS, DIM)).astype(np.float32)
-    calls: dict[str, list[Callable[[], None]]] = {}
+    decoded: dict[str, DecodedRow] = {}
     sizes: dict[str, int] = {}
     for mode in modes:
         caches = [LayerKvCache(KV_HEADS, DIM, mode, depth) for _ in range(LAYERS)]
         for cache in caches:
             cache.append(rows, rows)
-        calls[mode], sizes[mode] = [decode_row(cache) for cache in caches], caches[0].memory_bytes()
-        timed(calls[mode])  # compiles and touches
+        decoded[mode], sizes[mode] = DecodedRow(caches), caches[0].memory_bytes()
+        decoded[mode].attend()  # compiles and touches
     block = np.ones(READ_BYTES // 8, np.float64)
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     shares: dict[str, list[float]] = {mode: [] for mode in modes}
     for _ in range(runs):
         for mode in modes:
-            taken = timed(calls[mode])
+            taken = decoded[mode].attend()
             seconds[mode].append(taken)
             shares[mode].append(sizes[mode] / taken / 1e9 / read_rate(block))
     return [

@@ -100,8 +100,9 @@ class TokenSequence:
     Rows that turn out not to be what the text goes on with are taken back by `reject`, or by a new epoch.
 
     `barriers` are the positions at which some station's caches change form: no pass crosses one, and what lies below
-    the last one passed cannot be restored by cutting. `is_cut_too_deep` after an epoch that would need it: stations
-    must be asked what they hold (`Network.resume`) before anything is sent.
+    the last one passed cannot be restored by cutting. `is_cut_too_deep` after an epoch that would need it, and until
+    they have said so where a resumption was broken off: stations must be asked what they hold (`Network.resume`) before
+    anything is sent.
     """
 
     def __init__(self, session: int, passage: Passage, clock: Callable[[], float]) -> None:
@@ -188,8 +189,15 @@ class TokenSequence:
         self.is_poisoned = False
         self.base = self.length = base
         self.is_cut_too_deep = self.is_cut_too_deep or base < self._form_position
+        if self.detour is not None and base < self.detour.first:  # rows from here on are computed anew, by that way
+            self.detour = self.detour._replace(first=base)
         del self.tokens[base:]
         self._forget_passes()
+
+    def begin_resumption(self, base: int) -> None:
+        """A new epoch from `base` on in which stations are asked what they hold; nothing is sent before `resumed`."""
+        self.restart(base)
+        self.is_cut_too_deep = True
 
     def reject(self, length: int) -> None:
         """Rows from `length` on are not what the text goes on with: they count as not answered for, and the next epoch

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from aeonflow import Message, bands
-from aeonflow.errors import SeedError
+from aeonflow.errors import DeadlineError, SeedError
 from host import Engine, watch
 from host.pairx.lines import REOPEN_CAP_S, REOPEN_FIRST_S, SeedLines
 from host.result import Result
+from host.sequence import TokenSequence
 from stations.models.folder import ModelFolder
 from tests.engine.local_stations import TOKEN, LocalFleet, local_fleet
 
@@ -269,6 +270,34 @@ async def test_a_seed_that_is_contradicted_between_two_turns_costs_no_token_of_t
                     tampering.deliver(another(tampering.newest))
         assert found == expected
         assert (await engine.status())["pair_x"]["conflict"] > 0
+        await check_idle(fleet)
+
+
+async def test_a_conversation_whose_way_to_the_chain_was_broken_off_asks_the_stations_again(
+    sequential: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await plain(sequential, raw=True)
+    async with local_fleet("trisplit:per-layer", sequential) as fleet, joined(fleet, "bypass") as engine:
+        resume = engine.network.resume
+
+        async def broken_off(sequence: TokenSequence, base: int) -> int:
+            monkeypatch.setattr(engine.network, "resume", resume)
+            asking = asyncio.create_task(resume(sequence, base))
+            await asyncio.sleep(0)  # the stations are asked
+            asking.cancel()
+            raise DeadlineError("no answer to resume")
+
+        monkeypatch.setattr(engine.network, "resume", broken_off)
+        options: Any = {"max_tokens": TOKENS, "ignore_eos": True, "logits_hash": True, "raw": True}
+        async with engine.session() as session:
+            num_prompt = len(engine.make_request(PROMPT, options).prompt_ids)
+            with OnTheLine(fleet, "attn-2", "damaged", at=num_prompt), pytest.raises(DeadlineError, match="resume"):
+                await session.generate(PROMPT, **options).collect()
+            result = await session.generate(PROMPT, **options).collect()
+            assert result.usage.cached_tokens == num_prompt - 1
+            assert result.pair_x["degraded"]
+            assert result.pair_x["seeded"] == 0
+        assert said(result) == expected
         await check_idle(fleet)
 
 

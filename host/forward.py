@@ -7,6 +7,7 @@ has to go first. What is of an epoch that the session has left goes no further.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from aeonflow.passes import ATTENTION, FFN, RESIDUAL
 from aeonflow.tensors import PREFIX, PREFIX_BYTES, Kind, Port, Tensor, pack_tensors, unpack_tensors
 
 from .chain import ChainPassage
-from .links import StationLink
+from .links import LOSS_NOTICE_S, StationLink
 from .relay import SeedCounts
 from .sequence import TokenSequence
 
@@ -82,8 +83,11 @@ class ForwardedPassage(ChainPassage):
         own_sequence = message.sequence if bands.is_seed(message.stream) else None
         try:
             station.send(message.stream, pieces, sequence=own_sequence, flags=message.flags)
-        except (LinkClosedError, StationLostError):
-            return  # what is under way through a lost station fails with the news of that
+        except (LinkClosedError, StationLostError) as lost:
+            if tensors[0].kind == Kind.CANONICAL:  # the news of the loss ends the pass, unless it is older than that
+                loop = asyncio.get_running_loop()
+                loop.call_later(LOSS_NOTICE_S, sequence.failed_if_current, sequence.epoch, lost)
+            return
         except AeonflowError as error:
             _fail(sequence, message.stream, tensors[0].kind, error)
             return

@@ -41,6 +41,7 @@ DIAL_TIMEOUT_S = 10.0  # TCP, TLS, the upgrade and both hellos
 CONTROL_TIMEOUT_S = 10.0  # open, resume, where, stats: a station answers those between two batches
 EXIT_NOTICE_S = 1.0  # after a connection broke, for the process to be reaped and its last words read
 EXIT_POLL_S = 0.01
+LOSS_NOTICE_S = 1.5  # what meets a lost station may be known before why it was lost, which says more
 
 Pieces = Sequence[bytes | bytearray | memoryview]
 OnReply = Callable[[Message | AeonflowError], None]
@@ -251,11 +252,7 @@ async def gather(
     try:
         _, late = await asyncio.wait([future for _, future in pairs], timeout=timeout_s)
     finally:
-        for _, future in pairs:
-            if not future.done():
-                future.cancel()
-            elif not future.cancelled():
-                future.exception()  # seen: several may fail for one cause, and one is raised
+        _let_go(future for _, future in pairs)
     if late:
         names = ", ".join(station.name for station, future in pairs if future in late)
         raise DeadlineError(f"no answer to {what} within {timeout_s:g} s from {names}")
@@ -265,18 +262,28 @@ async def gather(
 async def answers(stations: Sequence[StationLink], request: Request, kind: type[R], timeout_s: float) -> dict[int, R]:
     """The replies of those connected stations that answer with a `kind` in time, by index; nonsense is no answer."""
     asked = {s.index: s.ask(request) for s in stations if s.state is LinkState.READY}
-    if asked:
-        await asyncio.wait(asked.values(), timeout=timeout_s)
+    try:
+        if asked:
+            await asyncio.wait(asked.values(), timeout=timeout_s)
+    finally:
+        _let_go(asked.values())
     found: dict[int, R] = {}
     for index, future in asked.items():
-        if not future.done():
-            future.cancel()
-        elif future.exception() is None:
+        if not future.cancelled() and future.exception() is None:
             with contextlib.suppress(msgspec.MsgspecError):
                 reply = decode_reply(future.result().payload)
                 if isinstance(reply, kind):
                     found[index] = reply
     return found
+
+
+def _let_go(asked: Iterable[asyncio.Future[Message]]) -> None:
+    """Nobody waits any more: for those that are not answered, nor for the errors of others."""
+    for future in asked:
+        if not future.done():
+            future.cancel()
+        elif not future.cancelled():
+            future.exception()  # seen: several may fail for one cause, and one is raised
 
 
 def check_alike(stations: Sequence[StationLink]) -> None:

@@ -31,7 +31,16 @@ from aeonflow.trace import Recorder
 from .card import ModelBundle, fetch_bundle
 from .chain import ChainPassage
 from .errors import EngineClosedError
-from .links import CONTROL_TIMEOUT_S, DIAL_TIMEOUT_S, LinkState, StationLink, check_alike, gather, vent_error
+from .links import (
+    CONTROL_TIMEOUT_S,
+    DIAL_TIMEOUT_S,
+    LOSS_NOTICE_S,
+    LinkState,
+    StationLink,
+    check_alike,
+    gather,
+    vent_error,
+)
 from .pairx import NO_SEEDING, PairX
 from .pairx.decide import decide
 from .pairx.offers import check_drafts
@@ -47,7 +56,6 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 MAX_DIALS_AT_ONCE = 16
-LOSS_NOTICE_S = 1.5  # a neighbour may report a lost station before our own link to it breaks, with less to tell
 
 
 class Network:
@@ -207,7 +215,7 @@ class Network:
             await self._open_on(newcomers, sequence)
         passage = self.ways.current
         sequence.use(passage)
-        sequence.restart(min(base, sequence.length))
+        sequence.begin_resumption(min(base, sequence.length))
         resume = Resume(sequence.session, sequence.epoch, sequence.base, passage.route_id)
         replies = await gather([(s, s.ask(resume)) for s in self.stations], CONTROL_TIMEOUT_S, "resume")
         if sequence.epoch != resume.epoch:
@@ -301,7 +309,7 @@ class Network:
             self.stale += 1
             return
         error = vent_error(message)
-        if isinstance(error, StationLostError | LinkClosedError):
+        if isinstance(error, StationLostError | LinkClosedError):  # maybe before our own link to that station breaks
             loop = asyncio.get_running_loop()
             loop.call_later(LOSS_NOTICE_S, self._lost_to_a_neighbour, sequence, sequence.epoch, error)
         else:

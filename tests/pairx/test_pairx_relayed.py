@@ -7,15 +7,18 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from aeonflow import bands, fano
-from aeonflow.errors import BadTensorError, StationLostError
-from aeonflow.tensors import PREFIX, PREFIX_BYTES, Kind
-from host import Engine
+from aeonflow import Flags, Message, bands, fano
+from aeonflow.errors import AeonflowError, BadTensorError, StationLostError
+from aeonflow.tensors import PREFIX, PREFIX_BYTES, DType, Kind, Port, Tensor, Want, pack_tensors
+from host import Engine, forward
 from host.forward import takers
 from host.links import StationLink
 from host.plan import make_plan, to_route
+from host.relay import SeedCounts
+from host.sequence import TokenSequence
 from stations.models.folder import ModelFolder
 from tests.engine.local_stations import TOKEN, LocalFleet, local_fleet
 from tests.speculate.means import AlwaysDrafts
@@ -252,6 +255,39 @@ async def test_a_canonical_message_that_cannot_be_read_is_an_error_at_once(
             await answered(engine, 4)
         assert done
         assert await answered(engine, 4) == expected
+
+
+@pytest.mark.parametrize("kind", [Kind.CANONICAL, Kind.DRAFT])
+async def test_a_pass_that_meets_a_station_whose_loss_is_old_news_ends_in_that_loss(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "LOSS_NOTICE_S", 0.0)
+    plan = make_plan("trisplit", 3)
+    route = to_route(plan, 7, ["ws://127.0.0.1:1"] * len(plan.stations))
+
+    class Lost:
+        is_remote = True
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def send(self, stream: int, pieces: Any, **options: Any) -> None:
+            if self.name == "gate_up":
+                raise StationLostError("station gate_up is lost")
+
+    stations: Any = [Lost(station.name) for station in plan.stations]
+    passage = forward.ForwardedPassage(route, stations, 512, SeedCounts())
+    sequence = TokenSequence(9, passage, lambda: 0.0)
+    errors: list[AeonflowError] = []
+    sequence.on_error = errors.append
+    sequence.send([5], Want.LAST)
+    rows = np.zeros((1, 4), np.float32)
+    sent = Tensor(9, 1, 0, 0, 0, 1, 0, kind, Port.N, 0, DType.F32, 7, 1, 1, 4, rows.data)
+    message = Message(bands.GATE_UP, 1, Flags.FIN, b"".join(map(bytes, pack_tensors([sent]))))
+    assert passage.take(stations[0], message, {9: sequence})
+    assert errors == [], "what is known of the loss comes first"
+    await asyncio.sleep(0.001)  # later than the timer of 0 s
+    assert [str(error) for error in errors] == (["station gate_up is lost"] if kind is Kind.CANONICAL else [])
 
 
 def test_every_input_of_a_route_has_its_takers() -> None:

@@ -59,10 +59,11 @@ class Watch:
         self.start()
 
     async def _investigate(self, sequence: TokenSequence) -> None:
-        epoch = sequence.epoch
+        epoch, position = sequence.epoch, sequence.oldest_in_flight
         error = await who_is_behind(sequence.passage.route, self._stations(), sequence, self._deadline_s)
         sequence.is_suspect = False
-        sequence.failed_if_current(epoch, error)
+        if sequence.oldest_in_flight == position:  # else it was answered meanwhile, and another pass is under way
+            sequence.failed_if_current(epoch, error)
 
     async def _seek_seed(self, sequence: TokenSequence, now: float) -> None:
         epoch = sequence.epoch

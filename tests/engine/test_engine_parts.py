@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aeonflow.errors import AeonflowError, BadTensorError
-from aeonflow.messages import Route, Whereabouts
+from aeonflow.errors import AeonflowError, BadTensorError, DeadlineError, LinkClosedError
+from aeonflow.messages import Route, Where, Whereabouts
 from aeonflow.tensors import DType, Kind, Port, Tensor, Want, options_byte
+from host import watch
 from host.chain import join_parts, last_position
 from host.deadline import first_behind
+from host.links import LinkState, answers, settle
 from host.plan import make_plan, to_route
 from host.prefill import PassCosts, Prefill, Shape, Window, choose_window, decode_cap, shape_of
-from host.sequence import Answer, Pass, TokenSequence
+from host.sequence import Answer, Detour, Pass, TokenSequence
 from host.session import common_prefix
 
 FAST = PassCosts(fixed_s=0.009, row_s=0.0062, hop_s=0.001)
@@ -35,6 +41,7 @@ class Recorder:
     """A passage that keeps what is sent."""
 
     def __init__(self) -> None:
+        self.route = route_of("layers:1")
         self.passes: list[Pass] = []
 
     def send(self, sequence: TokenSequence, one: Pass) -> None:
@@ -132,6 +139,80 @@ def test_a_new_epoch_begins_at_rows_that_were_answered_and_forgets_what_is_under
     with pytest.raises(AssertionError):
         sequence.restart(3)
     assert errors == []
+
+
+def test_rows_that_are_computed_anew_go_by_the_way_of_their_epoch() -> None:
+    sequence = TokenSequence(9, Recorder(), lambda: 0.0)
+    sequence.send([1, 2, 3, 4], Want.LAST)
+    sequence.answered(answer(3))
+    sequence.detour = Detour(3, "a seed was lost")
+    sequence.restart(4)
+    assert sequence.detour == Detour(3, "a seed was lost")
+    sequence.restart(1)
+    assert sequence.detour == Detour(1, "a seed was lost"), "rows 1 and 2 had seeds, and are gone"
+
+
+def test_stations_are_to_be_asked_until_they_have_said_what_they_hold() -> None:
+    sequence = TokenSequence(9, Recorder(), lambda: 0.0)
+    sequence.send([1, 2, 3], Want.LAST)
+    sequence.answered(answer(2))
+    sequence.begin_resumption(2)
+    assert (sequence.epoch, sequence.base, sequence.is_cut_too_deep) == (2, 2, True)
+    sequence.restart(1)
+    assert sequence.is_cut_too_deep, "another epoch is no answer"
+    sequence.resumed()
+    assert not sequence.is_cut_too_deep
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_a_pass_that_is_answered_while_its_delay_is_looked_into_fails_nothing(
+    is_answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = TokenSequence(9, Recorder(), lambda: 0.0)
+    errors: list[AeonflowError] = []
+    sequence.on_error = errors.append
+    sequence.send([1], Want.LAST)
+    sequence.send([2], Want.LAST)
+    late = DeadlineError("no answer for position 0")
+
+    async def looked_into(*args: object) -> DeadlineError:
+        if is_answered:
+            sequence.answered(answer(0))
+        return late
+
+    monkeypatch.setattr(watch, "who_is_behind", looked_into)
+    spawned: asyncio.Future[Coroutine[Any, Any, None]] = asyncio.get_running_loop().create_future()
+    looking = watch.Watch(
+        {9: sequence},
+        list,
+        deadline_s=0.01,
+        clock=lambda: 100.0,
+        spawn=lambda work, name: spawned.set_result(work),
+    )
+    looking.start()
+    await (await spawned)
+    looking.stop()
+    assert errors == ([] if is_answered else [late])
+    assert not sequence.is_suspect
+
+
+async def test_who_stops_waiting_for_stations_leaves_nothing_to_be_answered() -> None:
+    loop = asyncio.get_running_loop()
+    asked: list[asyncio.Future[Any]] = []
+
+    def ask(request: Where) -> asyncio.Future[Any]:
+        asked.append(loop.create_future())
+        return asked[-1]
+
+    stations: Any = [SimpleNamespace(index=index, state=LinkState.READY, ask=ask) for index in range(2)]
+    waiting = asyncio.create_task(answers(stations, Where(9), Whereabouts, 60.0))
+    while not asked:  # noqa: ASYNC110  one turn of the loop
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert [future.cancelled() for future in asked] == [True, True]
+    settle(asked[0], LinkClosedError("the link was closed"))
 
 
 def test_duplicate_answers_are_dropped_and_answers_out_of_order_are_an_error() -> None:

@@ -69,4 +69,5 @@ class Heart:
         if now >= self._beat_due:
             self._beat_due = now + options.heartbeat_s
             self._beat(self.source())
-        self._schedule(now)
+        if self._timer is not None:  # a beat that finds too much waiting ends the link, and this heart with it
+            self._schedule(now)

@@ -154,6 +154,18 @@ def test_a_stopped_heart_beats_no_more() -> None:
     assert patient.beats == []
 
 
+def test_a_heart_that_its_own_beat_stops_beats_no_more() -> None:
+    clock = Clock()
+
+    def beat(heartbeat: Heartbeat) -> None:
+        heart.stop()
+
+    heart = Heart(cast(asyncio.AbstractEventLoop, clock), OPTIONS, beat, lambda silence_s: None)
+    heart.start()
+    clock.fire_next()
+    assert clock.timers == []
+
+
 def test_the_source_is_asked_at_each_beat() -> None:
     sent: list[Heartbeat] = []
     clock = Clock()

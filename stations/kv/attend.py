@@ -1,6 +1,6 @@
 """Attention over a layer's stored rows, the plain version: what every kernel must mean, in obvious numpy.
 
-For one query q of one KV head, over the visible rows j in ascending order (`docs/numerics.md`, *Attention*):
+For one query q of one KV head, over the visible rows j in ascending order (`docs/kv-cache.md`, *Attention*):
 
     s_j = scale · Σ_d q_d k_jd          (softcap c > 0:  s_j ← c · tanh(s_j / c))
     m   = max(max_j s_j, sink)          e_j = exp(s_j − m), and 0 where that is below 1e-12

@@ -29,8 +29,8 @@ class Header(IntEnum):
     WINDOW = 5  # rows a query sees, the newest, itself included; 0: all
     SOFTCAP = 6  # bits of an f32; 0: off
     SINKS = 7  # f32 [query heads], 0: none
-    MASS = 8  # f32 [KV heads, rows of the pass, ≥ rows stored], zeros that probabilities are added to; 0: not kept
-    MASS_HEAD = 9  # bytes from one KV head's part to the next
+    MASS = 8  # f32 [rows of the pass, ≥ rows stored], zeros that probabilities are added to, head by head; 0: not kept
+    MASS_HEAD = 9  # bytes from one KV head's part to the next: 0, they share it, since one thread computes them all
     MASS_ROW = 10  # bytes from one row of the pass to the next
     TRACE = 11  # f32 [rows of the pass, query heads · head_dim]: rotated queries are copied there; 0: not kept
     TRACE_ROW = 12  # bytes from one row of the pass to the next

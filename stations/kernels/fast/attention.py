@@ -1,6 +1,6 @@
 """Attention over a layer's stored rows in compiled code: decode and chunks alike, every storage form.
 
-The meaning is `stations/kv/attend.py`'s; the order of every sum is fixed (`docs/numerics.md`, *Attention*): a score
+The meaning is `stations/kv/attend.py`'s; the order of every sum is fixed (`docs/kv-cache.md`, *Attention*): a score
 is four fma chains over head_dim (dim mod 4) combined (0+1)+(2+3), times the scale; a row's weights join the
 denominator and the values one by one in ascending order. Nothing depends on how many queries share a pass over K and
 V, nor on where rows lie: queries are computed side by side only to load each K tile and V row once.

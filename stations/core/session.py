@@ -50,6 +50,7 @@ class Session:
         "is_computing",
         "is_poisoned",
         "joins",
+        "kept",
         "kv_bytes",
         "last_used_s",
         "layout",
@@ -94,6 +95,7 @@ class Session:
         self.barriers = barriers  # of the layers that this station caches for the session
         self.caches: dict[int, LayerKvCache] = {}
         self.lost: RollbackError | None = None  # why rows below the epoch's base are not here any more
+        self.kept = 0  # rows that every layer has kept, where `lost` says that others are gone
         self.joins = Joins(join_gauge)
         self.seeds = SeedSlots(join_gauge)
         self.scratch = Scratch()
@@ -120,7 +122,8 @@ class Session:
         self.epoch, self.base = epoch, base
         self.settled = min(self.settled, base)
         self.is_poisoned = False
-        self.lost = None
+        if base <= self.kept:  # else rows of this epoch are missing too, whatever it was begun for
+            self.lost = None
         self.joins.clear()
         self.seeds.clear()
         self.scratch.clear()
@@ -149,18 +152,18 @@ class Session:
             if base < barrier:
                 del self.caches[layer]  # a fresh one is made when rows come
                 if base:
-                    self.lost = RollbackError(
-                        f"a cut to position {base}: caches changed form at {barrier}, what was below is gone; resume"
-                        " from tokens"
-                    )
+                    self._lose(0, base, f"caches changed form at {barrier}, what was below is gone")
             else:
                 target = cache.restorable(base)
                 cache.truncate_to(target)
                 if target < base:
-                    self.lost = RollbackError(
-                        f"a cut to position {base}: attention masses since {target} have joined, rows from there on are"
-                        " gone; resume from tokens"
+                    self._lose(
+                        target, base, f"attention masses since {target} have joined, rows from there on are gone"
                     )
+
+    def _lose(self, kept: int, base: int, why: str) -> None:
+        self.kept = kept if self.lost is None else min(kept, self.kept)
+        self.lost = RollbackError(f"a cut to position {base}: {why}; resume from tokens")
 
     def length(self, layer: int) -> int:
         """Canonical rows cached at `layer`."""

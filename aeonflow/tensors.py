@@ -16,6 +16,7 @@ from .errors import BadTensorError
 
 PREFIX = struct.Struct("<QIIIIHHBBBBIHHII")
 PREFIX_BYTES = PREFIX.size
+MAX_HOP = 0xFFFF  # of the prefix's u16; a hop beyond stays there
 MAX_TENSORS = 4
 MAX_PARTS = 32
 

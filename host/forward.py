@@ -20,14 +20,13 @@ from aeonflow.fano import PLUS
 from aeonflow.frames import HEADER_BYTES
 from aeonflow.messages import Route
 from aeonflow.passes import ATTENTION, FFN, RESIDUAL
-from aeonflow.tensors import PREFIX, PREFIX_BYTES, Kind, Port, Tensor, pack_tensors, unpack_tensors
+from aeonflow.tensors import MAX_HOP, PREFIX, PREFIX_BYTES, Kind, Port, Tensor, pack_tensors, unpack_tensors
 
 from .chain import ChainPassage
 from .links import LOSS_NOTICE_S, StationLink
 from .relay import SeedCounts
 from .sequence import TokenSequence
 
-MAX_HOP = 0xFFFF  # of the prefix's u16
 _SEED_LINES = {"attn": (RESIDUAL,), "gate_up": (ATTENTION, FFN)}  # who takes seeds of which lines
 
 Sequences = Mapping[int, TokenSequence]

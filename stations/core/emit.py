@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aeonflow import bands
-from aeonflow.tensors import PREFIX, DType, Port, Tensor, Want
+from aeonflow.tensors import MAX_HOP, PREFIX, DType, Port, Tensor, Want
 
 from .counters import Counters
 from .outbox import Outbox
@@ -20,7 +20,6 @@ from .stages import Edge, Stage
 
 Array = npt.NDArray[Any]
 
-MAX_HOP = 0xFFFF  # of the prefix's u16; a hop beyond stays there
 _PASS_OPTIONS = 0b111  # grow and want travel on; the part is the sender's own
 
 

@@ -18,11 +18,10 @@ from aeonflow.bands import SEED_FIRST
 from aeonflow.errors import AeonflowError, BadTensorError, CallError, FrameTooLargeError, ProtocolError, SeedError
 from aeonflow.frames import Buffer
 from aeonflow.passes import PassContext, destination_layer, is_genuine
-from aeonflow.tensors import GROW, Kind, Port, Tensor, unpack_tensors
+from aeonflow.tensors import GROW, MAX_HOP, Kind, Port, Tensor, unpack_tensors
 
 from .arrivals import Arrivals
 from .counters import Counters
-from .emit import MAX_HOP
 from .failures import Failures
 from .intake import Intake
 from .limits import StationLimits

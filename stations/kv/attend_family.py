@@ -1,4 +1,5 @@
-"""The attend family on a layer's rows: one head, a group, a group up to a row, a chunk. The plain version."""
+"""What reads a layer's rows: a head's K and V; the attend family: one head, a group, a group up to a row, a chunk. The
+plain version."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from .attend import Softmax, attend
 from .errors import KvShapeError
 from .layer_rows import LayerRows
 from .memory import padded
+from .row_store import read_rows
 from .streams import F32
 
 
@@ -25,6 +27,24 @@ class AttendFamily(LayerRows):
     def sinks(self, logits: F32 | None) -> None:
         reading = self.reading
         reading.set(window=reading.window, softcap=reading.softcap, sinks=logits, keeps_mass=reading.keeps_mass)
+
+    def head_len(self, kv_head: int) -> int:
+        """Rows stored for one head: 0 for a dead one."""
+        return self._store.rows if kv_head in self._slots else 0
+
+    def head_keys(self, kv_head: int) -> F32:
+        """K of one head, decoded, f32 [rows, head_dim]. A copy."""
+        return self._head_rows(kv_head, keys=True)
+
+    def head_values(self, kv_head: int) -> F32:
+        """V of one head, decoded, f32 [rows, head_dim]. A copy."""
+        return self._head_rows(kv_head, keys=False)
+
+    def _head_rows(self, kv_head: int, *, keys: bool) -> F32:
+        slot = self._slots.get(kv_head)
+        if slot is None:
+            return np.zeros((0, self.head_dim), np.float32)
+        return read_rows(self._store, slot, 0, keys=keys)
 
     def attend(self, q: F32, kv_head: int) -> tuple[F32, F32]:
         """One query [head_dim] over every row, scale 1/√head_dim → (out [head_dim], probabilities [rows])."""

@@ -142,24 +142,6 @@ class LayerRows:
         the end of the last block. Nothing below `rollback_floor` can be."""
         return position if position >= self._importance.joined_end else self._importance.block_end
 
-    def head_len(self, kv_head: int) -> int:
-        """Rows stored for one head: 0 for a dead one."""
-        return self._store.rows if kv_head in self._slots else 0
-
-    def head_keys(self, kv_head: int) -> F32:
-        """K of one head, decoded, f32 [rows, head_dim]. A copy."""
-        return self._head_rows(kv_head, keys=True)
-
-    def head_values(self, kv_head: int) -> F32:
-        """V of one head, decoded, f32 [rows, head_dim]. A copy."""
-        return self._head_rows(kv_head, keys=False)
-
-    def _head_rows(self, kv_head: int, *, keys: bool) -> F32:
-        slot = self._slots.get(kv_head)
-        if slot is None:
-            return np.zeros((0, self.head_dim), np.float32)
-        return read_rows(self._store, slot, 0, keys=keys)
-
     def rows_below(self, position: int) -> list[RowPair]:
         """The storage of the rows below `position`, shared with the layer and shorter where that holds more: to be read
         until the layer's next change. Raises RollbackError where such rows have changed form or left."""

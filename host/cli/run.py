@@ -37,7 +37,8 @@ def run(
 ) -> None:
     """Generate: start a fleet (or use one that runs), stream the answer, stop it.
 
-    The text goes to stdout, everything else to stderr. The default plan is solo: one process, no sockets.
+    The text and one final newline go to stdout, everything else to stderr. The default plan is solo: one process, no
+    sockets.
     """
     from .engine import check_options, prepare_engine
     from .loop import run_async
@@ -79,9 +80,11 @@ async def _generate(
             engine = await stack.enter_async_context(open_engine())
         warn_of_drift(engine)
         generation = engine.generate(text, **keywords)
+        line_begun = False
         try:
             async for chunk in generation:
-                if not as_json:
+                if not as_json and chunk.text:
+                    line_begun = True
                     sys.stdout.write(chunk.text)
                     sys.stdout.flush()
         except asyncio.CancelledError:
@@ -89,8 +92,10 @@ async def _generate(
             if as_json:
                 print_json(generation.result.to_json())
             raise
+        finally:
+            if line_begun:  # what follows on stderr may go to the same file: it begins a line of its own
+                sys.stdout.write("\n")
+                sys.stdout.flush()
         if as_json:
             print_json(generation.result.to_json())
-        elif sys.stdout.isatty():
-            sys.stdout.write("\n")
         note(summary(generation.result))

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .conftest import Ended
+from .conftest import COMMAND_TIMEOUT_S, Ended, command
 
 Run = Callable[..., Ended]
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -47,13 +47,26 @@ def test_json_is_one_object_with_every_field_and_counts_that_agree(aeonflow: Run
     assert found["exactness"].keys() == {"cut", "model"}
 
 
-def test_text_goes_to_stdout_and_nothing_else_does(aeonflow: Run) -> None:
+def test_the_text_and_one_newline_go_to_stdout_and_nothing_else_does(aeonflow: Run, cli: Run) -> None:
     options = (*TINY, "--max-tokens", "20", "--ignore-eos", "Hello")
-    plain, as_json = aeonflow("run", *options), aeonflow("run", *options, "--json")
+    plain, as_json = aeonflow("run", *options), cli("run", *options, "--json")
     assert plain.code == 0, plain.err
-    assert plain.out == json.loads(as_json.out)["text"] != ""
+    text = json.loads(as_json.out)["text"]
+    assert text != ""
+    assert plain.out == text + "\n"
     assert plain.err.count("\n") == 2  # ready, and the summary
     assert "20 tokens (length)" in plain.err
+
+
+def test_the_summary_begins_a_line_where_stdout_and_stderr_are_one_file(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with path.open("wb") as file:
+        arguments = command("run", *TINY, "--max-tokens", "6", "--ignore-eos", "Hello")
+        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=COMMAND_TIMEOUT_S)
+    assert done.returncode == 0
+    *told, last = path.read_text().splitlines()
+    assert told[0].startswith("solo is ready after ")
+    assert last.startswith("6 tokens (length) in ")
 
 
 def test_sampling_options_that_greedy_decoding_ignores_are_named(cli: Run) -> None:

@@ -7,6 +7,7 @@ before it; where that is more than what is left of the time, ways are left out f
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,8 +80,9 @@ async def bench_kv_table(
             many = num_windows or WINDOWS.get(context, 1)
             windows = _windows(ids, context, engine.card.context_length, first_window, many)
             kinds, skipped = _kinds(ways, context, engine)
-            left_s = 60 * minutes - (time.monotonic() - began_s)
-            _fit(kinds, skipped, windows, left_s, paces, is_first=index == 0)
+            spent_s = time.monotonic() - began_s
+            left_s = 60 * minutes - spent_s
+            _fit(kinds, skipped, windows, spent_s, left_s, paces, is_first=index == 0)
             say(f"context {context}: {len(windows)} windows, {len(kinds)} ways beside f32, {left_s:.0f} s left")
             started_s = time.monotonic()
             measured = await measure(engine, windows, (KvOptions(), *kinds.values()), progress=_saying(say, context))
@@ -266,19 +268,23 @@ def _fit(
     kinds: dict[str, KvOptions],
     skipped: dict[str, str],
     windows: Sequence[Window],
+    spent_s: float,
     left_s: float,
     paces: Sequence[Pace],
     *,
     is_first: bool,
 ) -> None:
-    """Leave out ways from the end of the list until the rest fits the time that is left."""
+    """Leave out ways from the end of the list until the rest fits the time that is left; say what would let them in."""
     if is_first:
         return
     context, rows = len(windows[0].ids), sum(window.num_rows for window in windows)
     each_s = MARGIN * rows * foreseen_row_s(paces, context)
-    while kinds and (1 + len(kinds)) * each_s > left_s:
+    while kinds and (need_s := (1 + len(kinds)) * each_s) > left_s:
         way, _ = kinds.popitem()
-        skipped[way] = f"out of time: {left_s:.0f} s were left, each way takes about {each_s:.0f} s"
+        skipped[way] = (
+            f"out of time: f32 and the ways up to this one need about {need_s:.0f} s, {max(left_s, 0):.0f} s were left;"
+            f" --minutes {math.ceil((spent_s + need_s) / 60)} lets it in"
+        )
 
 
 def foreseen_row_s(paces: Sequence[Pace], context: int) -> float:

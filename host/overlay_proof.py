@@ -18,6 +18,7 @@ from aeonflow.kv_options import MIN_MAX_ROWS, KvOptions, OverlayOptions
 from .errors import InvalidRequestError, UnsupportedOptionError
 from .fleet.state import cache_root
 from .plan import Geometry
+from .record_file import load_record, save_record
 
 MIN_ERRORS = 2.0
 MIN_TOKENS = 256  # scored; a difference over fewer proves nothing, whatever its error is taken to be
@@ -92,24 +93,14 @@ def digest_of(ids: list[int]) -> str:
 
 def save_proof(folder: Path, proof: OverlayProof) -> Path:
     """Replace what was measured of this model and these layers; returns the file."""
-    path = _path(folder, proof.fingerprint, proof.o1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".new")
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(proof), indent=2) + b"\n")
-    scratch.replace(path)
-    return path
+    return save_record(_path(folder, proof.fingerprint, proof.o1), proof)
 
 
 def find_proof(folder: Path, fingerprint: str, o1: OverlayOptions) -> OverlayProof | None:
     """What was measured of this model and these layers, or None. UnsupportedOptionError for a file of other content."""
     path = _path(folder, fingerprint, o1)
-    try:
-        proof = msgspec.json.decode(path.read_bytes(), type=OverlayProof)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise UnsupportedOptionError(f"{path} is no report of aeonflow eval --o1: {error}") from None
-    if (proof.fingerprint, proof.o1) != (fingerprint, o1):
+    proof = load_record(path, OverlayProof, "aeonflow eval FILE… --o1 …", UnsupportedOptionError)
+    if proof is not None and (proof.fingerprint, proof.o1) != (fingerprint, o1):
         raise UnsupportedOptionError(f"{path} is the report of {proof.o1} on the model {proof.fingerprint}")
     return proof
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ..errors import HostError
 from ..fleet.state import cache_root
+from ..record_file import load_record, save_record
 
 GATE_VERSION = 1
+COMMAND = "aeonflow bench gate"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,13 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
         return all(verdict.passed for verdict in self.verdicts if verdict.name == "coalescing")
 
 
+class Coalescing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last gate of any model found of coalescing on this machine."""
+
+    coalesce: bool = True
+    made: str = ""  # date and time, UTC
+
+
 def gate_path(fingerprint: str) -> Path:
     """Where the result for a model is kept."""
     return cache_root(os.environ) / "pairx" / f"{fingerprint}.gate.json"
@@ -53,34 +61,23 @@ def gate_path(fingerprint: str) -> Path:
 
 def load_gate(fingerprint: str) -> GateResult | None:
     """The last result, None when the gate was not run. HostError for a file that cannot be read."""
-    path = gate_path(fingerprint)
-    try:
-        result = msgspec.json.decode(path.read_bytes(), type=GateResult)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise HostError(f"the gate's result {path} cannot be read: {error}; run aeonflow bench gate anew") from error
-    return result if (result.version, result.fingerprint) == (GATE_VERSION, fingerprint) else None
+    result = load_record(gate_path(fingerprint), GateResult, COMMAND)
+    return result if result and (result.version, result.fingerprint) == (GATE_VERSION, fingerprint) else None
 
 
 def save_gate(result: GateResult) -> Path:
     """Keep a result in place of an older one, and for whatever is started next whether coalescing pays here."""
-    path = gate_path(result.fingerprint)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for place, content in ((path, result), (_coalescing_path(), {"coalesce": result.coalesces, "made": result.made})):
-        fresh = place.with_suffix(".tmp")
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
-        fresh.replace(place)
-    return path
+    save_record(_coalescing_path(), Coalescing(coalesce=result.coalesces, made=result.made))
+    return save_record(gate_path(result.fingerprint), result)
 
 
 def coalesces_by_default() -> bool:
     """On, unless the gate's last run on this machine found that it does not pay; a file that is broken says nothing."""
     try:
-        found = msgspec.json.decode(_coalescing_path().read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
+        found = load_record(_coalescing_path(), Coalescing, COMMAND)
+    except HostError:
         return True
-    return bool(found.get("coalesce", True))
+    return found is None or found.coalesce
 
 
 def _coalescing_path() -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import HostError
 from ..fleet.state import cache_root
+from ..record_file import load_record, save_record
 
 REPORT_VERSION = 1
 
@@ -108,21 +108,10 @@ def report_path(fingerprint: str, seed: str = "h") -> Path:
 
 def load_report(fingerprint: str, seed: str = "h") -> ProbeReport | None:
     """The report of a model, None when there is none of this version. HostError for a file that cannot be read."""
-    path = report_path(fingerprint, seed)
-    try:
-        report = msgspec.json.decode(path.read_bytes(), type=ProbeReport)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise HostError(f"the report {path} cannot be read: {error}; make it anew: aeonflow pairx probe") from error
-    return report if (report.version, report.fingerprint) == (REPORT_VERSION, fingerprint) else None
+    report = load_record(report_path(fingerprint, seed), ProbeReport, "aeonflow pairx probe")
+    return report if report and (report.version, report.fingerprint) == (REPORT_VERSION, fingerprint) else None
 
 
 def save_report(report: ProbeReport) -> Path:
     """Keep a report in place of an older one of the model."""
-    path = report_path(report.fingerprint, report.seed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
-    fresh.replace(path)
-    return path
+    return save_record(report_path(report.fingerprint, report.seed), report)

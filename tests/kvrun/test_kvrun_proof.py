@@ -77,7 +77,7 @@ async def test_a_report_that_was_copied_from_another_model_is_refused(model: Mod
         async with engine(model):
             raise AssertionError("it was believed")
     path.write_bytes(b"{}")
-    with pytest.raises(UnsupportedOptionError, match="is no report of aeonflow eval --o1"):
+    with pytest.raises(UnsupportedOptionError, match=r"cannot be read: .*aeonflow eval FILE… --o1"):
         find_proof(proofs, model.card.fingerprint, O1)
 
 

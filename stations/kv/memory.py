@@ -1,4 +1,4 @@
-"""Zeroed arrays on cache-line boundaries: vector loads of 64 bytes never cross a line. Large ones lie in large pages.
+"""Zeroed arrays on cache-line boundaries: vector loads of 64 bytes never cross a line. Most lie in large pages.
 
 What is read once a token is read at memory's speed, and in pages of 4 KB, each to be looked up and each the end of what
 the processor foresees, that is two thirds of it (`benches/RESULTS.md`).
@@ -13,42 +13,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LINE_BYTES = 64
+from .large_pages import LARGE_PAGE_BYTES, POOL, Area
+from .large_pages import LINE_BYTES as LINE_BYTES
+
 LANES = 16  # rows a K tile and f32 values a vector
-LARGE_PAGE_BYTES = 2 << 20
-_MOST_ADDED = 0.5  # of an array, for its last large page to be whole
+LEAST_POOLED_BYTES = 64 << 10
+_CAN_ASK = hasattr(mmap, "MADV_HUGEPAGE")  # Linux
 
 U8 = npt.NDArray[np.uint8]
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A C-contiguous zeroed array whose first byte is at a multiple of 64. Untouched pages cost nothing.
+    """A C-contiguous zeroed array whose first byte is at a multiple of 64; a line behind its end may be read.
 
-    It lies in the large pages that it fills, the last one as well if that makes it no more than half as long again. A
-    line behind its end may be read.
+    Its memory is given back when its last view is gone. Raises MemoryError if there is none.
     """
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
-    needed = size + LINE_BYTES
-    pages = -(-needed // LARGE_PAGE_BYTES)
-    if pages * LARGE_PAGE_BYTES > size * (1 + _MOST_ADDED):
-        pages = needed // LARGE_PAGE_BYTES
-    raw = large_zeros(max(needed, pages * LARGE_PAGE_BYTES)) if pages else np.zeros(needed + LINE_BYTES, np.uint8)
-    start = -raw.ctypes.data % LINE_BYTES
+    if size < LEAST_POOLED_BYTES or not _CAN_ASK:
+        raw = np.zeros(size + 2 * LINE_BYTES, np.uint8)
+        start = -raw.ctypes.data % LINE_BYTES
+    else:
+        raw, start = POOL.zeros(size + LINE_BYTES), 0
     return raw[start : start + size].view(kind).reshape(shape)
 
 
 def large_zeros(size: int) -> U8:
-    """`size` zeroed bytes from a boundary of large pages on: the system is asked for as many as are whole."""
-    area = mmap.mmap(-1, size + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory = np.frombuffer(area, np.uint8)
-    start = -memory.ctypes.data % LARGE_PAGE_BYTES
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            area.madvise(mmap.MADV_HUGEPAGE, start, size // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES)
-        except OSError:  # a kernel without them
-            pass
-    return memory[start : start + size]
+    """`size` zeroed bytes in large pages of their own. Untouched pages cost nothing."""
+    if not _CAN_ASK:
+        return np.zeros(size, np.uint8)
+    return Area(-(-size // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES).array(0, size)
 
 
 def padded(width: int) -> int:

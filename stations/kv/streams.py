@@ -80,7 +80,7 @@ class ValueStream(Stream, Protocol):
 def next_capacity(needed: int, capacity: int) -> int:
     """Rows to allocate, a multiple of 32: at least a third more than there is, so that appends are amortised O(1).
 
-    Small arrays double. Of long ones spare rows are in large pages too, which are paid for whole when touched.
+    Small arrays double. Spare rows of long ones are memory taken: they lie in large pages, with other arrays' rows.
     """
     grown = capacity + max(capacity // 3, min(capacity, MOST_DOUBLED))
     return -(-max(needed, grown, MIN_CAPACITY) // 32) * 32

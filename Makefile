@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lint types imports bench clean
+.PHONY: help setup run test test-all lint types imports kernels ready bench clean
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -12,6 +12,9 @@ PROMPT ?= In one short paragraph: why is the sky blue?
 
 # Tests and tools run beside other work: one thread each.
 THREADS := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1
+PYTEST  := $(THREADS) $(BIN)/python -m pytest
+# Tests wait as long as they compute, so two processes share them; a file stays whole, its fixtures are made once.
+WORKERS ?= 2
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -29,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	if [ -x $(BIN)/python ] && $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then :; \
 	elif [ -z "$$python" ]; then echo "error: no Python 3.11 or later with venv was found; name one: make setup PYTHON=…" >&2; exit 1; \
 	else echo "making $(VENV) with $$python ($$($$python -V))"; "$$python" -m venv $(VENV); fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $(STAMP)
 
 run: $(STAMP) ## start the trisplit fleet and stream an answer (PROMPT='…'); pulls the model when it is missing
@@ -45,11 +48,17 @@ types: $(STAMP) ## mypy, strict
 imports: $(STAMP) ## who may import whom
 	$(BIN)/lint-imports
 
-test: lint types imports ## lint, types, import contracts, and the tests but the slow ones
-	$(THREADS) $(BIN)/python -m pytest -m 'not slow' </dev/null
+kernels: $(STAMP) ## compile the fast kernels that are missing, before tests wait for them
+	@$(THREADS) $(BIN)/python -m stations warm >/dev/null
 
-test-all: lint types imports ## the same with the slow groups
-	$(THREADS) $(BIN)/python -m pytest </dev/null
+ready: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 lint types imports kernels
+
+test: ready ## lint, types, import contracts, and the tests but the slow ones
+	$(PYTEST) -m 'not slow' -n $(WORKERS) --dist loadfile </dev/null
+
+test-all: ready ## the same with the slow groups, one test at a time
+	$(PYTEST) </dev/null
 
 bench: $(STAMP) ## wire, hop and decode, one JSON object each
 	$(BIN)/aeonflow bench wire --json

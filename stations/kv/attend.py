@@ -35,8 +35,8 @@ class RowSegment(Protocol):
         """q [n, padded_dim] → raw scores [n, upto − first]."""
         ...
 
-    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
-        """acc [n, padded_dim] += Σ_j weights_j v_j, rows ascending."""
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, ends: I64, acc: F32) -> None:
+        """acc [n, padded_dim] += Σ_j weights_j v_j, rows ascending. Query n sees this segment's rows below ends[n]."""
         ...
 
 
@@ -63,7 +63,8 @@ def attend(
     scores = np.concatenate([s.dots(slot, q, a, b) for s, _, a, b in _overlaps(segments, lo, hi)], axis=1)
     weights, denominator = _weights(scores, first - lo, upto - lo, softmax)
     for segment, start, a, b in _overlaps(segments, lo, hi):
-        segment.weigh(slot, np.ascontiguousarray(weights[:, start + a - lo : start + b - lo]), a, b, out)
+        ends = np.minimum(upto - start, segment.rows)
+        segment.weigh(slot, np.ascontiguousarray(weights[:, start + a - lo : start + b - lo]), a, b, ends, out)
     safe: F32 = np.where(denominator > 0, denominator, np.float32(1)).astype(np.float32)[:, None]
     return out / safe + np.float32(0), weights / safe, lo
 

@@ -152,7 +152,7 @@ class Values4(Coded4):
     def stored_bytes(self) -> int:
         return self.rows * self.slots * (-(-self.head_dim // 2) + 4 * int(self.scales.shape[2]))
 
-    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, ends: I64, acc: F32) -> None:
         for lo, hi in blocks_of(first, upto):
             values = np.zeros((hi - lo, acc.shape[1]), np.float32)
             values[:, : self.head_dim] = self.read(slot, lo, hi)

@@ -3,8 +3,10 @@
     s = max(absmax / 127, 1e-12)      q = clamp(round(x / col / s), ±127), halves away from zero
 
 `col` is 1 until `freeze`: then every stored row is decoded, col_d becomes the root mean square of channel d, at least
-1e-6, and all rows are coded again against it. K codes lie in tiles of 16 rows like exact K, their scales in
-`[slots, tiles, groups, 16]`.
+1e-6, and all rows are coded again against it. K codes lie in tiles of 16 rows like exact K, 4 dims of a row side by
+side, their scales in `[slots, tiles, groups, 16]`; of V 4 rows lie side by side: bytes that one instruction multiplies
+and adds. Queries and weights meet the codes as whole numbers (`docs/kv-cache.md`, *8 bits in whole numbers*): sums over
+dims and rows are exact in any order.
 """
 
 from __future__ import annotations
@@ -22,18 +24,25 @@ from .streams import (
     VALUES,
     StoredRows,
     TiledRows,
-    add_weighted,
     blocks_of,
     next_capacity,
-    tile_dots,
 )
 from .table import Form
 
 I8 = npt.NDArray[np.int8]
+F64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 KEY_GROUP = 32  # channels that share a scale in K: logits feel the error of a dot product
 FREEZE_ROWS = 64  # rows at whose sight columns are frozen
 LEAST_SCALE = np.float32(1e-12)
 LEAST_COLUMN = np.float32(1e-6)
+WORD = 4  # codes side by side
+KEY_BIAS = 128  # K codes are stored as unsigned bytes
+QUERY_STEPS = np.float32(127 * 256)  # a query's largest |q ⊙ col|: two signed bytes, high · 256 + low
+WEIGHT_STEPS = np.float32(255 * 256)  # a query's largest weight times row scale: two unsigned bytes
+LOTS = 256  # parts of a step that decide whether a weight is rounded up, against its row's lot
+LOT_STEP = 159  # from row to row: odd, near 256 / 1.618, so lots of a few rows lie far apart, those of 256 all differ
+LEAST_TOP = np.float32(2.0**-100)  # below, a query counts as zeros: the inverse of tiny numbers overflows
 
 
 def round_away(x: F32) -> F32:
@@ -50,6 +59,35 @@ def encode8(rows: F32, columns: F32 | None, group: int) -> tuple[I8, F32]:
     scales = np.maximum(np.maximum.reduceat(np.abs(scaled), starts, axis=-1) / np.float32(127), LEAST_SCALE)
     codes = np.clip(round_away(scaled / np.repeat(scales, group, axis=-1)[..., :dim]), -127, 127)
     return codes.astype(np.int8), scales.astype(np.float32)
+
+
+def whole_queries(q: F32) -> tuple[F64, F32]:
+    """q [n, dims] → whole numbers within ±QUERY_STEPS, units [n]: q ≈ whole · unit. Infinity or NaN: unit NaN."""
+    top = np.abs(q).max(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where(top >= LEAST_TOP, QUERY_STEPS / top, np.float32(0))
+        whole = np.rint(q * inverse[:, None])
+    is_number: Mask = np.logical_and.reduce(np.isfinite(q), axis=1)
+    unit = np.where(is_number, top / QUERY_STEPS, np.float32(np.nan))
+    return np.where(is_number[:, None], whole, 0).astype(np.float64), unit.astype(np.float32)
+
+
+def whole_weights(weights: F32, scales: F32, ends: I64) -> tuple[F64, F32]:
+    """weights [n, rows] · scales [rows] → whole numbers up to WEIGHT_STEPS, the largest of each n; units [n].
+
+    Rounded up where the 256ths left over and the row's lot, (ends[n] − 1 − row) · LOT_STEP modulo 256, reach 256: many
+    small weights keep their sum. A row's distance from the newest that query n sees decides, not where it lies.
+    """
+    products = np.where(weights == 0, np.float32(0), weights * scales)
+    top = products.max(axis=1)
+    is_number: Mask = np.logical_and.reduce(np.isfinite(products), axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where((top >= LEAST_TOP) & is_number, WEIGHT_STEPS / top, np.float32(0)) * np.float32(LOTS)
+        fine = np.where(is_number[:, None], products * inverse[:, None], 0).astype(np.float32)
+    lots = (ends[:, None] - 1 - np.arange(weights.shape[1])) * LOT_STEP % LOTS
+    whole = (fine.astype(np.int64) + lots) // LOTS
+    unit = np.where(is_number, top / WEIGHT_STEPS, np.float32(np.nan))
+    return whole.astype(np.float64), unit.astype(np.float32)
 
 
 def frozen_columns(rows: F32) -> F32:
@@ -113,7 +151,7 @@ class Coded8(StoredRows):
 
 
 class Keys8(Coded8, TiledRows):
-    """K in 8 bits."""
+    """K in 8 bits: codes plus 128, [slots, tiles, padded_dim / 4, 16 rows, 4 dims]."""
 
     __slots__ = ("scales", "tiles")
     PARTS: ClassVar = {"tiles": LANES, "scales": LANES}
@@ -122,70 +160,89 @@ class Keys8(Coded8, TiledRows):
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
         tiles = next_capacity(capacity, 0) // LANES
-        self.tiles = aligned_zeros((slots, tiles, padded(head_dim), LANES), np.int8)
+        self.tiles = aligned_zeros((slots, tiles, padded(head_dim) // WORD, LANES, WORD), np.uint8)
         self.scales = aligned_zeros((slots, tiles, -(-head_dim // KEY_GROUP), LANES), np.float32)
 
     def append(self, rows: F32) -> None:
         codes, scales = self._encode(rows, KEY_GROUP)
         at = np.arange(self.rows, self.rows + len(rows))
-        self.tiles[:, at // LANES, : self.head_dim, at % LANES] = codes
+        wide = np.full((len(rows), self.slots, padded(self.head_dim)), KEY_BIAS, np.uint8)
+        wide[..., : self.head_dim] += codes.view(np.uint8)
+        self.tiles[:, at // LANES, :, at % LANES] = wide.reshape(len(rows), self.slots, -1, WORD)
         self.scales[:, at // LANES, :, at % LANES] = scales
         self.rows += len(rows)
 
     def read(self, slot: int, first: int, upto: int) -> F32:
         at = np.arange(first, upto)
-        codes = self.tiles[slot, at // LANES, : self.head_dim, at % LANES].astype(np.float32)
         scales = np.repeat(self.scales[slot, at // LANES, :, at % LANES], KEY_GROUP, axis=1)[:, : self.head_dim]
-        return self._decoded(slot, codes * scales)
+        return self._decoded(slot, self._codes(slot, at)[:, : self.head_dim] * scales)
+
+    def _codes(self, slot: int, at: I64) -> F32:
+        """Rows `at` as whole numbers, [n, padded_dim]."""
+        words = self.tiles[slot, at // LANES, :, at % LANES]
+        return words.reshape(len(at), padded(self.head_dim)).astype(np.float32) - np.float32(KEY_BIAS)
 
     def stored_bytes(self) -> int:
         return self._bytes(int(self.scales.shape[2]))
 
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
-        if self.columns is not None:
-            q = q * self.columns[slot]
+        """Whole numbers times whole numbers: exact in f64, in any order."""
+        whole, unit = whole_queries(q if self.columns is None else q * self.columns[slot])
         out = np.empty((len(q), upto - first), np.float32)
         for lo, hi in blocks_of(first, upto):
-            tile, end = lo // LANES, -(-hi // LANES)
-            total = np.zeros((len(q), (end - tile) * LANES), np.float32)
+            at = np.arange(lo, hi)
+            codes = self._codes(slot, at).astype(np.float64)
+            total = np.zeros((len(q), hi - lo), np.float32)
             for group in range(self.scales.shape[2]):
                 dims = slice(group * KEY_GROUP, (group + 1) * KEY_GROUP)
-                scales = self.scales[slot, tile:end, group].reshape(-1)
-                total += tile_dots(q[:, dims], self.tiles[slot, tile:end, dims]) * scales
-            out[:, lo - first : hi - first] = total[:, lo - tile * LANES : hi - tile * LANES]
+                dot = (whole[:, dims] @ codes[:, dims].T).astype(np.float32)
+                total += dot * self.scales[slot, at // LANES, group, at % LANES]
+            out[:, lo - first : hi - first] = total * unit[:, None]
         return out
 
 
 class Values8(Coded8):
-    """V in 8 bits."""
+    """V in 8 bits: [slots, rows / 4, padded_dim, 4 rows]."""
 
     __slots__ = ("array", "scales")
-    PARTS: ClassVar = {"array": 1, "scales": 1}
+    PARTS: ClassVar = {"array": WORD, "scales": 1}
     FIELDS: ClassVar = VALUES
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
         rows = next_capacity(capacity, 0)
-        self.array = aligned_zeros((slots, rows, padded(head_dim)), np.int8)
+        self.array = aligned_zeros((slots, rows // WORD, padded(head_dim), WORD), np.int8)
         self.scales = aligned_zeros((slots, rows), np.float32)
 
     def append(self, rows: F32) -> None:
         codes, scales = self._encode(rows, self.head_dim)
-        at = slice(self.rows, self.rows + len(rows))
-        self.array[:, at, : self.head_dim] = codes.swapaxes(0, 1)
+        at = np.arange(self.rows, self.rows + len(rows))
+        self.array[:, at // WORD, : self.head_dim, at % WORD] = codes
         self.scales[:, at] = scales[..., 0].T
         self.rows += len(rows)
 
+    def gather(self, kept: I64) -> None:
+        to = np.arange(len(kept))
+        self.array[:, to // WORD, :, to % WORD] = self.array[:, kept // WORD, :, kept % WORD]
+        self.scales[:, to] = self.scales[:, kept]
+        self.rows = len(kept)
+
+    def _codes(self, slot: int, first: int, upto: int) -> I8:
+        at = np.arange(first, upto)
+        return cast(I8, self.array[slot, at // WORD, :, at % WORD])
+
     def read(self, slot: int, first: int, upto: int) -> F32:
-        return self._decoded(slot, self.array[slot, first:upto, : self.head_dim] * self.scales[slot, first:upto, None])
+        codes = self._codes(slot, first, upto)[:, : self.head_dim]
+        return self._decoded(slot, codes * self.scales[slot, first:upto, None])
 
     def stored_bytes(self) -> int:
         return self._bytes(1)
 
-    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
-        """The codes are summed as they are, weighted by w_j · s_j, and meet their columns at the end."""
-        part = np.zeros_like(acc)
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, ends: I64, acc: F32) -> None:
+        """Weights times row scales as whole numbers, times codes: exact in f64, in any order. Columns at the end."""
+        whole, unit = whole_weights(weights, self.scales[slot, first:upto], ends - first)
+        total = np.zeros(acc.shape, np.float64)
         for lo, hi in blocks_of(first, upto):
-            scaled = weights[:, lo - first : hi - first] * self.scales[slot, lo:hi]
-            add_weighted(scaled, self.array[slot, lo:hi].astype(np.float32), part)
+            total += whole[:, lo - first : hi - first] @ self._codes(slot, lo, hi).astype(np.float64)
+        part = total.astype(np.float32) * unit[:, None]
         acc += part if self.columns is None else part * self.columns[slot]

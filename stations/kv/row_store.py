@@ -72,8 +72,8 @@ class RowPair:
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
         return self.keys.dots(slot, q, first, upto)
 
-    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
-        self.values.weigh(slot, weights, first, upto, acc)
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, ends: I64, acc: F32) -> None:
+        self.values.weigh(slot, weights, first, upto, ends, acc)
 
 
 class RowStore(Protocol):

@@ -72,7 +72,7 @@ class KeyStream(Stream, Protocol):
 
 
 class ValueStream(Stream, Protocol):
-    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, ends: I64, acc: F32) -> None:
         """acc [n, padded_dim] += Σ_j weights[n, j − first] v_j over rows [first, upto), ascending, one add a row."""
         ...
 
@@ -255,6 +255,6 @@ class ExactValues(StoredRows):
     def stored_bytes(self) -> int:
         return self.rows * self.slots * self.head_dim * int(self.array.itemsize)
 
-    def weigh(self, slot: int, weights: F32, first: int, upto: int, acc: F32) -> None:
+    def weigh(self, slot: int, weights: F32, first: int, upto: int, ends: I64, acc: F32) -> None:
         for lo, hi in blocks_of(first, upto):
             add_weighted(weights[:, lo - first : hi - first], self.array[slot, lo:hi].astype(np.float32), acc)

@@ -61,7 +61,8 @@ class Form(IntEnum):
 
     F32 = 0  # K f32 [tiles, padded_dim, 16] (row last); V f32 [rows, padded_dim]
     F16 = 1  # the same in f16
-    Q8 = 2  # K int8 [tiles, padded_dim, 16], scales f32 [tiles, groups of 32 dims, 16]; V int8 rows, scales f32 [rows]
+    Q8 = 2  # K u8, code + 128, [tiles, padded_dim / 4, 16 rows, 4 dims], scales f32 [tiles, groups of 32 dims, 16];
+    #         V int8 [rows / 4, padded_dim, 4 rows], scales f32 [rows]
     Q4 = 3  # K u32 [tiles, padded_dim / 8, 16], scales and minima f16 [groups of 32 rows, padded_dim];
     #         V nibbles [rows, groups of 32 dims, 16], scales and minima f16 [rows, groups]
 

@@ -131,7 +131,7 @@ def test_coded_attention_is_attention_over_the_decoded_rows(mode: str, recent: i
             out = np.zeros(2 * dim, np.float32)
             layer.attend_group(q.ravel(), 0, out, np.zeros(200, np.float32), first=first)
             outs.append(out)
-        assert np.abs(outs[0] - outs[1]).max() < 3e-6
+        assert np.abs(outs[0] - outs[1]).max() < (3e-5 if mode.startswith("q8") else 3e-6)
 
 
 @pytest.mark.parametrize(("mode", "least"), [("q8", 3.5), ("q4", 5.5), ("f16", 2.0)])

@@ -19,38 +19,34 @@ from .attention_ir import (
     add_mass,
     clear,
     divide_row,
-    fold_vectors,
     mask_scores,
-    multiply_rows,
-    multiply_vectors,
     scores,
     start_top,
     to_weights,
     weigh,
     widen_halves,
 )
+from .attention_q8 import score_coded, weigh_coded
+from .attention_q8_ir import ask_for_lines
 from .compiled import compiled
-from .limits import MAX_QUERIES, ROW_BLOCK
+from .limits import CODED_AREA_BYTES, CODED_SUMS, MAX_QUERIES, ROW_BLOCK
 from .machine import copy_row, field
 from .vector import LANES
 
 TILE_BLOCK = ROW_BLOCK // LANES
+WEIGHT_TILES = 16  # tiles whose scores become weights before values to come are asked for
+AHEAD_LINES = 2  # of 64 bytes, a tile: about what memory gives meanwhile
 
 _HEAD_DIM, _PADDED_DIM, _SEGMENTS = int(Header.HEAD_DIM), int(Header.PADDED_DIM), int(Header.SEGMENTS)
 _FIRST, _ROWS, _K_FORM, _V_FORM = int(Segment.FIRST), int(Segment.ROWS), int(Segment.K_FORM), int(Segment.V_FORM)
-_K_COLUMN, _V_COLUMN = int(Segment.K_COLUMN), int(Segment.V_COLUMN)
 _V_SCALE, _V_SCALE_STRIDE = int(Segment.V_SCALE), int(Segment.V_SCALE_STRIDE)
+_V, _V_STRIDE, _V_COLUMN = int(Segment.V), int(Segment.V_STRIDE), int(Segment.V_COLUMN)
 _Q8, _Q4 = int(Form.Q8), int(Form.Q4)
 
 
 @compiled
 def score_tiles(segment, form, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride, spare, queries):
     """Scores of every query against `tiles` tiles from `tile` on, TILE_BLOCK tiles at a time for all queries."""
-    if form == _Q8 and field(segment, _K_COLUMN) != 0:
-        column = field(segment, _K_COLUMN) + kv_head * q_stride
-        for n in range(queries):
-            multiply_vectors(spare + n * q_stride, q + n * q_stride, column, blocks)
-        q = spare
     for done in range(0, tiles, TILE_BLOCK):
         some = min(TILE_BLOCK, tiles - done)
         n = 0
@@ -70,26 +66,16 @@ def _widen_scales(segment, kv_head, row, rows, groups, target, half):
 
 
 @compiled
-def weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_stride, den, spare, scaled, queries):
+def weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_stride, den, scaled, queries):
     """Weighted sums and denominators over `rows` rows from `row` on, ROW_BLOCK rows at a time for all queries.
 
-    8-bit rows are summed apart in `spare`, their weights times the row scales in `scaled`, and meet their columns last.
     4-bit rows find their scales and minima in `scaled`.
     """
-    to, stride, half = acc, w_stride, ROW_BLOCK * ((blocks + 1) // 2) * 4
-    if form == _Q8:
-        clear(spare, queries * blocks)
-        to, stride = spare, ROW_BLOCK * 4
+    half = ROW_BLOCK * ((blocks + 1) // 2) * 4
     for done in range(0, rows, ROW_BLOCK):
         some = min(ROW_BLOCK, rows - done)
         mass = w + done * 4
-        factor = mass
-        if form == _Q8:
-            scales = field(segment, _V_SCALE) + kv_head * field(segment, _V_SCALE_STRIDE) + (row + done) * 4
-            for n in range(queries):
-                multiply_rows(scaled + n * stride, mass + n * w_stride, scales, some)
-            factor = scaled
-        elif form == _Q4:
+        if form == _Q4:
             _widen_scales(segment, kv_head, row + done, some, (blocks + 1) // 2, scaled, half)
         n = 0
         while n < queries:
@@ -97,24 +83,18 @@ def weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_
             column = 0
             total = den + n * 4
             while column + WIDE <= blocks:
-                weigh(form, group, segment, kv_head, row + done, some, column, WIDE, blocks, factor + n * stride,
-                      stride, mass + n * w_stride, w_stride, to + n * acc_stride + column * VECTOR, acc_stride,
+                weigh(form, group, segment, kv_head, row + done, some, column, WIDE, blocks, mass + n * w_stride,
+                      w_stride, mass + n * w_stride, w_stride, acc + n * acc_stride + column * VECTOR, acc_stride,
                       total, scaled, half)  # fmt: skip
                 column += WIDE
                 total = den + MAX_QUERIES * 4  # a row's weight counts once, with its first columns
             for last in range(column, blocks):
                 for m in range(n, n + group):
                     total = den + m * 4 if last == 0 else den + MAX_QUERIES * 4
-                    weigh(form, 1, segment, kv_head, row + done, some, last, 1, blocks, factor + m * stride, stride,
-                          mass + m * w_stride, w_stride, to + m * acc_stride + last * VECTOR, acc_stride, total, scaled,
-                          half)  # fmt: skip
+                    weigh(form, 1, segment, kv_head, row + done, some, last, 1, blocks, mass + m * w_stride, w_stride,
+                          mass + m * w_stride, w_stride, acc + m * acc_stride + last * VECTOR, acc_stride, total,
+                          scaled, half)  # fmt: skip
             n += group
-    if form == _Q8:
-        column = field(segment, _V_COLUMN)
-        if column != 0:
-            column += kv_head * acc_stride
-        for n in range(queries):
-            fold_vectors(acc + n * acc_stride, spare + n * acc_stride, column, blocks)
 
 
 @compiled
@@ -129,6 +109,27 @@ def _span(table, index, first, upto):
 
 
 @compiled
+def _all_weights(table, kv_head, first, upto, weights, stride, tiles, tops, sinks, den, heads, queries):
+    """Every query's scores become weights. Memory rests meanwhile: values in 8 bits are asked for, piece by piece."""
+    ahead, left = 0, 0
+    for index in range(field(table, _SEGMENTS)):
+        segment, _, lo, hi = _span(table, index, first, upto)
+        if lo < hi and field(segment, _V_FORM) == _Q8:
+            padded_dim = field(table, _PADDED_DIM)
+            ahead = field(segment, _V) + kv_head * field(segment, _V_STRIDE) + lo // LANES * LANES * padded_dim
+            left = (hi - lo) * padded_dim // VECTOR
+    for n in range(queries):
+        sink = sinks + n % heads * 4 if sinks != 0 else 0
+        for done in range(0, tiles, WEIGHT_TILES):
+            some = min(WEIGHT_TILES, tiles - done)
+            to_weights(weights + n * stride + done * VECTOR, some, tops + n * VECTOR, sink, den + n * 4)
+            lines = min(some * AHEAD_LINES, left)
+            ask_for_lines(ahead, lines)
+            ahead += lines * VECTOR
+            left -= lines
+
+
+@compiled
 def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, out, out_row_bytes, out_head_bytes,
                     seen, window, scale, softcap, sinks, mass, mass_row_bytes, scratch):  # fmt: skip
     """At most MAX_QUERIES queries: `heads` heads of `rows` consecutive rows; row i sees seen + i stored rows."""
@@ -139,7 +140,8 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
     acc = queries_at + MAX_QUERIES * wide
     spare = acc + MAX_QUERIES * wide
     scaled = spare + MAX_QUERIES * wide
-    den = scaled + ROW_BLOCK * max(MAX_QUERIES, blocks + 1) * 4
+    area = scaled + ROW_BLOCK * max(MAX_QUERIES, blocks + 1) * 4
+    den = area + MAX_QUERIES * CODED_SUMS * wide + CODED_AREA_BYTES
     tops = den + 2 * VECTOR
     weights = tops + MAX_QUERIES * VECTOR
     stride = ((upto - first + LANES - 1) // LANES + 2 * segments) * VECTOR
@@ -154,24 +156,33 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
         if lo < hi:
             tile = lo // LANES
             tiles = (hi + LANES - 1) // LANES - tile
-            score_tiles(segment, field(segment, _K_FORM), kv_head, tile, tiles, blocks, queries_at, wide, scale, at,
-                         stride, spare, queries)  # fmt: skip
+            form = field(segment, _K_FORM)
+            if form == _Q8:
+                score_coded(segment, kv_head, tile, tiles, blocks, queries_at, wide, scale, at, stride, spare, queries)
+            else:
+                score_tiles(segment, form, kv_head, tile, tiles, blocks, queries_at, wide, scale, at, stride, spare,
+                            queries)  # fmt: skip
             for n in range(queries):
                 row_upto = seen + n // heads - start
                 row_first = max(row_upto - window, lo) if window > 0 else lo
                 mask_scores(at + n * stride, tiles, tile * LANES, row_first, min(row_upto, hi), softcap,
                             tops + n * VECTOR)  # fmt: skip
             at += tiles * VECTOR
-    for n in range(queries):
-        sink = sinks + n % heads * 4 if sinks != 0 else 0
-        to_weights(weights + n * stride, (at - weights) // VECTOR, tops + n * VECTOR, sink, den + n * 4)
+    _all_weights(
+        table, kv_head, first, upto, weights, stride, (at - weights) // VECTOR, tops, sinks, den, heads, queries
+    )
     at = weights
     for index in range(segments):
         segment, start, lo, hi = _span(table, index, first, upto)
         if lo < hi:
-            weigh_rows(segment, field(segment, _V_FORM), kv_head, lo, hi - lo, blocks, at + lo % LANES * 4, stride,
-                        acc, wide, den, spare, scaled, queries)  # fmt: skip
-            at += ((hi + LANES - 1) // LANES - lo // LANES) * VECTOR
+            form, tiles = field(segment, _V_FORM), (hi + LANES - 1) // LANES - lo // LANES
+            if form == _Q8:
+                weigh_coded(segment, kv_head, lo // LANES, tiles, blocks, at, stride, acc, wide, den, area, queries,
+                            heads, seen - start, hi)  # fmt: skip
+            else:
+                weigh_rows(segment, form, kv_head, lo, hi - lo, blocks, at + lo % LANES * 4, stride, acc, wide, den,
+                           scaled, queries)  # fmt: skip
+            at += tiles * VECTOR
     for n in range(queries):
         divide_row(acc + n * wide, out + n // heads * out_row_bytes + n % heads * out_head_bytes, head_dim, den + n * 4)
     if mass != 0:

@@ -173,57 +173,6 @@ class ExactForm(RowForm):
                 e.store(score, out, b.mul(tile.index, const_i64(VECTOR)), align=VECTOR)
 
 
-class Coded8Form(RowForm):
-    """8 bits. The queries come multiplied by the K columns, the weights by the V row scales."""
-
-    def _load(self, e: Emitter, base: ir.Value, vector: int) -> ir.Value:
-        return e.b.sitofp(e.b.sext(e.load(base, vector * LANES, VI8, align=16), VI32), V32)
-
-    def row_bytes(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
-        return e.b.mul(a.blocks, const_i64(LANES))
-
-    def row_values(
-        self, e: Emitter, a: SimpleNamespace, row: ir.Value, start: ir.Value, columns: int
-    ) -> list[ir.Value]:
-        begin = e.at(start, e.b.mul(a.column, const_i64(LANES)))
-        if columns > 1:
-            ask_for(e, begin, CODED_AHEAD_BYTES, columns * LANES)
-        return [self._load(e, begin, c) for c in range(columns)]
-
-    def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
-        """out = scale · Σ_groups scale_group · Σ_{d in group} (q_d col_d) code_d, groups of 32 dims ascending."""
-        b = e.b
-        factor = e.splat(a.scale)
-        queries, outs = strided(e, a.q, a.q_stride, group), strided(e, a.out, a.out_stride, group)
-        sums, totals = new_chains(e, group), [e.variable(ZERO) for _ in range(group)]
-        block_bytes = const_i64(LANES * LANES)
-        groups = b.lshr(b.add(a.blocks, const_i64(1)), const_i64(1))
-        first = e.at(head_start(e, a, Segment.K, Segment.K_STRIDE), b.mul(a.tile, b.mul(a.blocks, block_bytes)))
-        scales = head_start(e, a, Segment.K_SCALE, Segment.K_SCALE_STRIDE)
-        scales = e.at(scales, b.mul(a.tile, b.mul(groups, const_i64(VECTOR))))
-        with cgutils.for_range(b, a.tiles, intp=I64) as tile:
-            for total in totals:
-                b.store(ZERO, total)
-            start = e.at(first, b.mul(tile.index, b.mul(a.blocks, block_bytes)))
-            tile_scales = e.at(scales, b.mul(tile.index, b.mul(groups, const_i64(VECTOR))))
-            with cgutils.for_range(b, groups, intp=I64) as part:
-                reset(e, sums)
-                begin = b.shl(part.index, const_i64(1))
-                left = b.sub(a.blocks, begin)
-                count = b.select(b.icmp_signed("<", left, const_i64(2)), left, const_i64(2))
-                with cgutils.for_range(b, count, intp=I64) as inner:
-                    block = b.add(begin, inner.index)
-                    keys = e.at(start, b.mul(block, block_bytes))
-                    ask_for(e, keys, CODED_AHEAD_BYTES, LANES * LANES)
-                    loaded = [self._load(e, keys, d) for d in range(LANES)]
-                    self.multiply_dims(e, sums, queries, b.mul(block, const_i64(VECTOR)), loaded)
-                scale = e.load(tile_scales, b.mul(part.index, const_i64(VECTOR)), V32, align=VECTOR)
-                for total, chains in zip(totals, sums, strict=True):
-                    b.store(e.fma(combined(e, chains), scale, b.load(total)), total)
-            for out, total in zip(outs, totals, strict=True):
-                e.store(b.fmul(b.load(total), factor), out, b.mul(tile.index, const_i64(VECTOR)), align=VECTOR)
-
-
 class Coded4Form(RowForm):
     """4 bits: minimum + scale · code. Tiles 2g and 2g + 1 are a group of 32 rows.
 
@@ -314,6 +263,5 @@ class Coded4Form(RowForm):
 FORMS: dict[int, RowForm] = {
     int(Form.F32): ExactForm(Form.F32),
     int(Form.F16): ExactForm(Form.F16),
-    int(Form.Q8): Coded8Form(),
     int(Form.Q4): Coded4Form(),
 }

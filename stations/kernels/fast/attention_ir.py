@@ -88,37 +88,6 @@ def weigh(
 
 
 @intrinsic
-def multiply_vectors(typing, target, a, b, vectors):
-    """target = a · b, `vectors` aligned vectors of f32."""
-
-    def codegen(context, builder, signature, args):
-        target, a, b, vectors = args
-        e = Emitter(builder)
-        with cgutils.for_range(builder, vectors, intp=I64) as index:
-            at = builder.mul(index.index, const_i64(VECTOR))
-            product = builder.fmul(e.load(a, at, V32, align=4), e.load(b, at, V32, align=4))
-            e.store(product, target, at, align=VECTOR)
-        return context.get_dummy_value()
-
-    return types.void(_I, _I, _I, _I), codegen
-
-
-@intrinsic
-def multiply_rows(typing, target, a, b, count):
-    """target = a · b, `count` f32 at any address."""
-
-    def codegen(context, builder, signature, args):
-        target, a, b, count = args
-        e = Emitter(builder)
-        with cgutils.for_range(builder, count, intp=I64) as index:
-            at = builder.mul(index.index, const_i64(4))
-            e.store(builder.fmul(e.load(a, at, F32, align=4), e.load(b, at, F32, align=4)), target, at, align=4)
-        return context.get_dummy_value()
-
-    return types.void(_I, _I, _I, _I), codegen
-
-
-@intrinsic
 def widen_halves(typing, target, source, count):
     """`count` f16 at any address → f32."""
 
@@ -132,27 +101,6 @@ def widen_halves(typing, target, source, count):
         return context.get_dummy_value()
 
     return types.void(_I, _I, _I), codegen
-
-
-@intrinsic
-def fold_vectors(typing, acc, part, factor, vectors):
-    """acc += part · factor, fused; `factor` 0: acc += part."""
-
-    def codegen(context, builder, signature, args):
-        acc, part, factor, vectors = args
-        e = Emitter(builder)
-        is_plain = builder.icmp_unsigned("==", factor, const_i64(0))
-        with cgutils.for_range(builder, vectors, intp=I64) as index:
-            at = builder.mul(index.index, const_i64(VECTOR))
-            total, addend = e.load(acc, at, V32, align=VECTOR), e.load(part, at, V32, align=VECTOR)
-            with builder.if_else(is_plain) as (plain, scaled):
-                with plain:
-                    e.store(builder.fadd(total, addend), acc, at, align=VECTOR)
-                with scaled:
-                    e.store(e.fma(addend, e.load(factor, at, V32, align=4), total), acc, at, align=VECTOR)
-        return context.get_dummy_value()
-
-    return types.void(_I, _I, _I, _I), codegen
 
 
 @intrinsic
@@ -222,7 +170,7 @@ def to_weights(typing, out, tiles, top, sink, den):
         shift = e.splat(builder.load(largest))
         with cgutils.for_range(builder, tiles, intp=I64) as tile:
             at = builder.mul(tile.index, const_i64(VECTOR))
-            value = e.exp(builder.fsub(e.load(out, at, V32, align=VECTOR), shift))
+            value = e.exp_of_shift(builder.fsub(e.load(out, at, V32, align=VECTOR), shift))
             is_small = builder.fcmp_ordered("<", value, const_f32(SKIP_BELOW))
             e.store(builder.select(is_small, ZERO, value), out, at, align=VECTOR)
         return context.get_dummy_value()

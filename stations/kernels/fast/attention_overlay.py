@@ -94,16 +94,14 @@ def _far_part(group, head, scores, stride, acc, blocks, top, den):
     to_weights(scores, vectors, top, 0, den)
     largest = highest_of(top, 1)
     clear(u, vectors)
-    weigh_rows(
-        _segment(group, _INVERSE), _F32, head, _FIRST, marks, vectors, scores, stride, u, stride, den, u, u, _ONE
-    )
+    weigh_rows(_segment(group, _INVERSE), _F32, head, _FIRST, marks, vectors, scores, stride, u, stride, den, u, _ONE)
     at = head * vectors * VECTOR
     highest = highest_of(field(group, _TOP) + at, vectors)
     mass = far_weights(u, vectors, field(group, _TOP) + at, highest, field(group, _Z) + at, field(group, _KEEPS_SIGN))
     if not mass > _NO_CAP:
         return _NO_CAP
     weigh_rows(_segment(group, _FAR), _F32, head, _FIRST, marks, blocks, u, stride, acc, blocks * VECTOR, den, u,
-               u, _ONE)  # fmt: skip
+               _ONE)  # fmt: skip
     store_f32(den, largest - load_f32(field(group, _LEVEL) + head * 4) + highest)
     return mass
 
@@ -180,7 +178,7 @@ def _read(group, done, queries, is_far, window, heads, q, q_head_bytes, out, out
         if lo < hi:
             segment = _segment(group, _SINK_ROWS if part == 0 else _RING_ROWS)
             weigh_rows(segment, _F32, _FIRST, lo, hi - lo, blocks, at + lo % LANES * 4, stride, acc, wide, den, acc,
-                       acc, queries)  # fmt: skip
+                       queries)  # fmt: skip
             at += (_tiles(hi) - lo // LANES) * VECTOR
     for n in range(queries):
         if load_f32(den + n * 4) < _LEAST_DENOMINATOR:

@@ -7,6 +7,9 @@ Only exact operations and divisions are used, so compiled and plain rows cannot 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -26,6 +29,7 @@ _VECTOR = LANES * 4
 _TOP = 127.0
 _LEAST_SCALE = float(np.float32(1e-12))
 _SIGN = -0x80000000
+_WORDS = ir.VectorType(I32, LANES // 4)
 
 
 def _scaled(e: Emitter, source: ir.Value, vector: ir.Value, width: ir.Value, columns: ir.Value) -> ir.Value:
@@ -60,29 +64,47 @@ def _scale_of(e: Emitter, largest: ir.Value) -> ir.Value:
     return b.select(b.fcmp_ordered(">", scale, least), scale, least)
 
 
-@intrinsic
-def _code_group(typing, source, columns, width, vector, count, codes, step, scale_at):
-    """`count` vectors of a row from `vector` on, one scale for all: codes `step` bytes apart, the scale f32."""
+def _place_keys(e: Emitter, code: ir.Value, codes: ir.Value, vector: ir.Value) -> None:
+    """16 dims of a K row plus 128, word by word of 4 dims: those of the tile's next rows lie between."""
+    b = e.b
+    words = b.bitcast(b.xor(code, ir.Constant(VI8, [-0x80] * LANES)), _WORDS)
+    start = e.at(codes, b.mul(vector, const_i64(LANES * LANES)))
+    for word in range(LANES // 4):
+        e.store(b.extract_element(words, ir.Constant(I32, word)), start, word * _VECTOR)
 
-    def codegen(context, builder, signature, args):
-        source, columns, width, vector, count, codes, step, scale_at = args
-        e = Emitter(builder)
-        largest = e.variable(ZERO)
-        with cgutils.for_range(builder, count, intp=I64) as loop:
-            value = _scaled(e, source, builder.add(vector, loop.index), width, columns)
-            builder.store(e.maximum(e.abs(value), builder.load(largest)), largest)
-        scale = _scale_of(e, builder.load(largest))
-        e.store(scale, scale_at, 0, align=4)
-        with cgutils.for_range(builder, count, intp=I64) as loop:
-            at = builder.add(vector, loop.index)
-            code = _code(e, _scaled(e, source, at, width, columns), e.splat(scale))
-            first = builder.mul(builder.mul(at, const_i64(LANES)), step)
-            for lane in range(LANES):
-                byte = builder.extract_element(code, ir.Constant(I32, lane))
-                e.store(byte, codes, builder.add(first, builder.mul(step, const_i64(lane))))
-        return context.get_dummy_value()
 
-    return types.void(I, I, I, I, I, I, I, I), codegen
+def _place_values(e: Emitter, code: ir.Value, codes: ir.Value, vector: ir.Value) -> None:
+    """16 dims of a V row, byte by byte: those of the 3 rows beside it lie between."""
+    start = e.at(codes, e.b.mul(vector, const_i64(_VECTOR)))
+    for lane in range(LANES):
+        e.store(e.b.extract_element(code, ir.Constant(I32, lane)), start, 4 * lane)
+
+
+def _coder(place: Callable[[Emitter, ir.Value, ir.Value, ir.Value], None]) -> Any:
+    @intrinsic
+    def code_group(typing, source, columns, width, vector, count, codes, scale_at):
+        """`count` vectors of a row from `vector` on, one scale for all: codes to their places, the scale f32."""
+
+        def codegen(context, builder, signature, args):
+            source, columns, width, vector, count, codes, scale_at = args
+            e = Emitter(builder)
+            largest = e.variable(ZERO)
+            with cgutils.for_range(builder, count, intp=I64) as loop:
+                value = _scaled(e, source, builder.add(vector, loop.index), width, columns)
+                builder.store(e.maximum(e.abs(value), builder.load(largest)), largest)
+            scale = _scale_of(e, builder.load(largest))
+            e.store(scale, scale_at, 0, align=4)
+            with cgutils.for_range(builder, count, intp=I64) as loop:
+                at = builder.add(vector, loop.index)
+                place(e, _code(e, _scaled(e, source, at, width, columns), e.splat(scale)), codes, at)
+            return context.get_dummy_value()
+
+        return types.void(I, I, I, I, I, I, I), codegen
+
+    return code_group
+
+
+_code_keys, _code_values = _coder(_place_keys), _coder(_place_values)
 
 
 @kernel
@@ -91,22 +113,22 @@ def store_keys8(segment, kv_head, row, source, head_dim, padded_dim):
     vectors = padded_dim // LANES
     groups = (vectors + 1) // 2
     tile, lane = row // LANES, row % LANES
-    codes = field(segment, _K) + kv_head * field(segment, _K_STRIDE) + tile * padded_dim * LANES + lane
+    codes = field(segment, _K) + kv_head * field(segment, _K_STRIDE) + tile * padded_dim * LANES + lane * 4
     scales = field(segment, _K_SCALE) + kv_head * field(segment, _K_SCALE_STRIDE) + tile * groups * _VECTOR + lane * 4
     columns = field(segment, _K_COLUMN)
     if columns != 0:
         columns += kv_head * padded_dim * 4
     for group in range(groups):
         count = min(vectors - 2 * group, 2)
-        _code_group(source, columns, head_dim, 2 * group, count, codes, LANES, scales + group * _VECTOR)
+        _code_keys(source, columns, head_dim, 2 * group, count, codes, scales + group * _VECTOR)
 
 
 @kernel
 def store_values8(segment, kv_head, row, source, head_dim, padded_dim):
     """V of one head, f32 [head_dim], as row `row` of a segment in 8 bits: one scale."""
-    codes = field(segment, _V) + kv_head * field(segment, _V_STRIDE) + row * padded_dim
+    codes = field(segment, _V) + kv_head * field(segment, _V_STRIDE) + row // 4 * padded_dim * 4 + row % 4
     scale = field(segment, _V_SCALE) + kv_head * field(segment, _V_SCALE_STRIDE) + row * 4
     columns = field(segment, _V_COLUMN)
     if columns != 0:
         columns += kv_head * padded_dim * 4
-    _code_group(source, columns, head_dim, 0, padded_dim // LANES, codes, 1, scale)
+    _code_values(source, columns, head_dim, 0, padded_dim // LANES, codes, scale)

@@ -28,13 +28,13 @@ _LAYOUT = ("../../layout/formats.py", "../../layout/matrix.py")
 _COMMON = ("compiler.py", "compiled.py", "target.py", "vector.py", "machine.py", "limits.py", "units.py")
 # what a unit is made from: a change there, and only there, makes it another unit in the compile cache
 SOURCES = {
-    LAYERS: (*_COMMON, "fields.py", "codes.py", "product.py", "int8.py", "rows.py", "rope.py", "kv_codes.py", "jobs.py",
-             "pool.py", "layers.py", _KV_TABLE, *_LAYOUT),
-    ATTEND: (*_COMMON, "attend_unit.py", "attention*.py", _KV_TABLE),
-    OVERLAY: (*_COMMON, "overlay_unit.py", "fields.py", "attention*.py", _KV_TABLE, "../../kv/nystrom.py"),
+    LAYERS: (*_COMMON, "fields.py", "codes.py", "product.py", "dot.py", "int8.py", "rows.py", "rope.py", "kv_codes.py",
+             "jobs.py", "pool.py", "layers.py", _KV_TABLE, *_LAYOUT),
+    ATTEND: (*_COMMON, "attend_unit.py", "attention*.py", "dot.py", _KV_TABLE),
+    OVERLAY: (*_COMMON, "overlay_unit.py", "fields.py", "attention*.py", "dot.py", _KV_TABLE, "../../kv/nystrom.py"),
     ROW: (*_COMMON, "fields.py", "row_fields.py", "row_unit.py"),
     "product": (*_COMMON, "codes.py", "product.py", *_LAYOUT),
-    "int8": (*_COMMON, "codes.py", "product.py", "int8.py", *_LAYOUT),
+    "int8": (*_COMMON, "codes.py", "product.py", "dot.py", "int8.py", *_LAYOUT),
     "lookup": (*_COMMON, "codes.py", "rows.py", *_LAYOUT),
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ ready: $(STAMP)
 	@$(MAKE) --no-print-directory -j2 lint types imports kernels
 
 test: ready ## lint, types, import contracts, and the tests but the slow ones
-	$(PYTEST) -m 'not slow' -n $(WORKERS) --dist loadfile </dev/null
+	$(PYTEST) -m 'not slow' -n $(WORKERS) --dist loadfile --no-loadscope-reorder </dev/null
 
 test-all: ready ## the same with the slow groups, one test at a time
 	$(PYTEST) </dev/null

@@ -27,18 +27,22 @@ F16_MAX = np.float32(65504)
 def encode4(values: F32, axis: int) -> tuple[U8, F16, F16]:
     """Codes of `values` over groups that fill `axis` (length 32), scales and minima without that axis.
 
-    Both are rounded to f16 first; the codes are those nearest to (x − minimum) / scale, ties to even.
+    Both are rounded to f16 first; the codes are those nearest to (x − minimum) / scale, ties to even. An infinity or
+    NaN makes both NaN: a group that holds one is no numbers, as its rows would be uncoded.
     """
-    low = np.clip(values.min(axis=axis), -F16_MAX, F16_MAX).astype(np.float16)
+    low, high = values.min(axis=axis), values.max(axis=axis)
+    with np.errstate(invalid="ignore", over="ignore"):
+        is_number = np.isfinite(high - low)
+    low = np.where(is_number, np.clip(low, -F16_MAX, F16_MAX), np.float32(np.nan)).astype(np.float16)
     minimum = low.astype(np.float32)
-    scale = np.clip((values.max(axis=axis) - minimum) / np.float32(TOP), 0, F16_MAX).astype(np.float16)
+    scale = np.clip((high - minimum) / np.float32(TOP), 0, F16_MAX).astype(np.float16)
     step = scale.astype(np.float32)
     inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
     codes = values - np.expand_dims(minimum, axis)
     codes *= np.expand_dims(inverse, axis)
     np.rint(codes, out=codes)
-    np.minimum(codes, np.float32(TOP), out=codes)
-    np.maximum(codes, np.float32(0), out=codes)
+    np.fmin(codes, np.float32(TOP), out=codes)
+    np.fmax(codes, np.float32(0), out=codes)
     return codes.astype(np.uint8), scale, low
 
 

@@ -52,12 +52,17 @@ def round_away(x: F32) -> F32:
 
 
 def encode8(rows: F32, columns: F32 | None, group: int) -> tuple[I8, F32]:
-    """rows [..., dim] → codes [..., dim], scales [..., groups], one per `group` channels; the last may be short."""
+    """rows [..., dim] → codes [..., dim], scales [..., groups], one per `group` channels; the last may be short.
+
+    An infinity or NaN is the scale of its group, so that no score and no sum over the group is a number.
+    """
     scaled = rows if columns is None else rows / columns
     dim = rows.shape[-1]
     starts = np.arange(0, dim, group)
     scales = np.maximum(np.maximum.reduceat(np.abs(scaled), starts, axis=-1) / np.float32(127), LEAST_SCALE)
-    codes = np.clip(round_away(scaled / np.repeat(scales, group, axis=-1)[..., :dim]), -127, 127)
+    with np.errstate(invalid="ignore"):
+        x = scaled / np.repeat(scales, group, axis=-1)[..., :dim]
+        codes = np.where(np.isnan(x), np.float32(0), np.clip(round_away(x), -127, 127))
     return codes.astype(np.int8), scales.astype(np.float32)
 
 

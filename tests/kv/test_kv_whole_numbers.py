@@ -17,6 +17,7 @@ from stations.kv import LayerKvCache
 from stations.kv.codes8 import QUERY_STEPS, WEIGHT_STEPS, whole_queries, whole_weights
 
 from .fast_attention import fast_attend
+from .fast_store import fast_append
 from .kv_rows import bits, filled, softmax_attention, some_rows
 
 
@@ -54,6 +55,23 @@ def test_numbers_without_an_end_are_not_lost_among_whole_ones() -> None:
         assert np.isnan(out[0, 1]).all()
         assert np.isnan(cache.attend(q[0, 1], 0)[0]).all()
     assert np.isfinite(fast_attend(cache, np.zeros((1, 1, 16), np.float32), 89)).all()
+
+
+@pytest.mark.parametrize(("mode", "recent"), [("q8", 0), ("q8", 20), ("q4", 0), ("q4", 64)])
+@pytest.mark.parametrize(("side", "bad"), [("k", np.nan), ("v", np.nan), ("v", np.inf)])
+def test_a_stored_row_that_is_no_number_shows_in_every_result_over_it(
+    mode: str, recent: int, side: str, bad: float
+) -> None:
+    rows = {"k": some_rows(1, 150, 1, 48), "v": some_rows(2, 150, 1, 48)}
+    rows[side][90, 0, 7] = bad
+    for append in (fast_append, LayerKvCache.append):
+        cache = LayerKvCache(1, 48, mode, exact_recent=recent)
+        append(cache, rows["k"], rows["v"])
+        q = some_rows(5, 1, 2, 48)[0]
+        with np.errstate(invalid="ignore"):
+            plain = np.stack([cache.attend(one, 0)[0] for one in q])
+        for out in (fast_attend(cache, q[None], 149)[0], plain):
+            assert np.isnan(out).any(axis=1).all() or np.isinf(out).any(axis=1).all()
 
 
 @pytest.mark.parametrize("dim", [64, 80])

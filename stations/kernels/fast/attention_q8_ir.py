@@ -37,8 +37,7 @@ _I = types.int64
 
 def _has_no_number(e: Emitter, value: ir.Value) -> ir.Value:
     """Which lanes are an infinity or NaN."""
-    size = e.b.and_(e.b.bitcast(value, VI32), const_i32(0x7FFFFFFF))
-    return e.b.icmp_signed(">=", size, const_i32(_INFINITY_BITS))
+    return e.b.icmp_signed(">=", e.size(value), const_i32(_INFINITY_BITS))
 
 
 def _any(e: Emitter, lanes: ir.Value) -> ir.Value:
@@ -208,14 +207,13 @@ def weight_step(typing, w, scales, tiles, target):
     def codegen(context, builder, signature, args):
         w, scales, tiles, target = args
         e, b = Emitter(builder), builder
-        best = e.variable(ZERO)
+        best = e.variable(const_i32(0))
         with cgutils.for_range(b, tiles, intp=I64) as loop:
             value = _scaled_weight(e, w, scales, b.mul(loop.index, const_i64(VECTOR)))
-            b.store(e.maximum(value, b.load(best)), best)
-        top = e.tree(b.load(best), e.maximum)
-        size = b.and_(b.bitcast(top, I32), ir.Constant(I32, 0x7FFFFFFF))
-        is_number = b.icmp_signed("<", size, ir.Constant(I32, _INFINITY_BITS))
-        inverse, unit = _step(e, top, WEIGHT_STEPS, _LEAST_TOP, is_number)
+            b.store(e.larger_size(e.size(value), b.load(best)), best)
+        top = e.tree(b.load(best), e.larger_size)
+        is_number = b.icmp_signed("<", top, ir.Constant(I32, _INFINITY_BITS))
+        inverse, unit = _step(e, b.bitcast(top, F32), WEIGHT_STEPS, _LEAST_TOP, is_number)
         e.store(b.fmul(inverse, ir.Constant(F32, float(LOTS))), target, 0, align=4)
         e.store(unit, target, 4, align=4)
         return context.get_dummy_value()

@@ -43,9 +43,10 @@ def _scaled(e: Emitter, source: ir.Value, vector: ir.Value, width: ir.Value, col
 
 
 def _code(e: Emitter, value: ir.Value, scale: ir.Value) -> ir.Value:
-    """round(value / scale) within ±127, halves away from zero, as i8 lanes."""
+    """round(value / scale) within ±127, halves away from zero, as i8 lanes; 0 where that is no number."""
     b = e.b
     x = b.fdiv(value, scale)
+    x = b.select(b.fcmp_ordered("ord", x, x), x, ZERO)
     whole = b.sitofp(b.fptosi(x, VI32), V32)  # |x| is at most a little above 127
     is_half = b.fcmp_ordered(">=", e.abs(b.fsub(x, whole)), const_f32(0.5))
     sign = b.and_(b.bitcast(x, VI32), const_i32(_SIGN))
@@ -57,11 +58,11 @@ def _code(e: Emitter, value: ir.Value, scale: ir.Value) -> ir.Value:
 
 
 def _scale_of(e: Emitter, largest: ir.Value) -> ir.Value:
-    """The scale of a group from its largest |value| by lane."""
+    """The scale of a group from its largest |value| by lane, as bits; NaN where one is NaN."""
     b = e.b
-    scale = b.fdiv(e.tree(largest, e.maximum), ir.Constant(F32, _TOP))
+    scale = b.fdiv(b.bitcast(e.tree(largest, e.larger_size), F32), ir.Constant(F32, _TOP))
     least = ir.Constant(F32, _LEAST_SCALE)
-    return b.select(b.fcmp_ordered(">", scale, least), scale, least)
+    return b.select(b.fcmp_unordered(">", scale, least), scale, least)
 
 
 def _place_keys(e: Emitter, code: ir.Value, codes: ir.Value, vector: ir.Value) -> None:
@@ -88,10 +89,10 @@ def _coder(place: Callable[[Emitter, ir.Value, ir.Value, ir.Value], None]) -> An
         def codegen(context, builder, signature, args):
             source, columns, width, vector, count, codes, scale_at = args
             e = Emitter(builder)
-            largest = e.variable(ZERO)
+            largest = e.variable(const_i32(0))
             with cgutils.for_range(builder, count, intp=I64) as loop:
                 value = _scaled(e, source, builder.add(vector, loop.index), width, columns)
-                builder.store(e.maximum(e.abs(value), builder.load(largest)), largest)
+                builder.store(e.larger_size(e.size(value), builder.load(largest)), largest)
             scale = _scale_of(e, builder.load(largest))
             e.store(scale, scale_at, 0, align=4)
             with cgutils.for_range(builder, count, intp=I64) as loop:

@@ -160,6 +160,14 @@ class Emitter:
         """Where a > b, a, else b: a NaN in `b` stays, one in `a` is lost."""
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
 
+    def size(self, value: ir.Value) -> ir.Value:
+        """|value| as whole numbers of the same order: an infinity above all numbers, NaN above that."""
+        return self.b.and_(self.b.bitcast(value, VI32), const_i32(0x7FFFFFFF))
+
+    def larger_size(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Of two sizes the larger one: a NaN on either side stays."""
+        return self.b.select(self.b.icmp_signed(">", a, b), a, b)
+
     def negate(self, value: ir.Value) -> ir.Value:
         return self.b.fsub(const_f32(-0.0), value)
 

@@ -28,6 +28,7 @@ BOUNDED_HEAD = struct.Struct("<5I")
 THREE = struct.Struct("<3I")
 BASE = struct.Struct("<Q")
 MAX_POSITION = 2**32 - 1  # positions are u32 on the wire between stations
+DESCRIBED_MODES = ("f32", "f16")  # codes depend on when rows came, which no record tells
 
 assert HEADER.size == 32
 
@@ -113,7 +114,7 @@ def export_record(layer: LayerState, record: Record) -> bytes:
 
 
 def _check_describable(layer: LayerState, record: FullRecord) -> None:
-    if layer.mode not in ("f32", "f16"):
+    if layer.mode not in DESCRIBED_MODES:
         raise KvFormError(f"KV mode {layer.mode} has no wire record: only F32 and F16 rows are described by it")
     if layer.mode == "f16" and not record.f16:
         raise KvFormError("an F16 cache is exported as f16 only: its rows were rounded on append")
@@ -259,6 +260,8 @@ def _parse_full(reader: _Reader, layer: LayerState, header_f16: bool | None, bas
     if flag > 1 or (header_f16 is not None and flag != header_f16):
         raise RecordError(f"f16 is {flag} in the body, {header_f16} in the header")
     _check_geometry(layer, heads, head_dim)
+    if layer.mode not in DESCRIBED_MODES:
+        raise RecordError(f"a record for a cache in KV mode {layer.mode}: F32 and F16 caches take one")
     if layer.mode == "f16" and not flag:
         raise RecordError("an f32 record for an F16 cache: rows would be rounded a second time")
     if num_importance != rows:

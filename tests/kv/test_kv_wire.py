@@ -96,6 +96,16 @@ def test_an_f16_cache_travels_as_f16_only() -> None:
         target.import_wire(wide.export_wire())
 
 
+@pytest.mark.parametrize("mode", ["q8", "q8k", "q8v", "q4"])
+def test_a_coded_cache_takes_no_record_as_it_gives_none(mode: str) -> None:
+    cache, _, _ = filled(1, 16, 70, mode)
+    before = cache.head_keys(0)
+    with pytest.raises(RecordError, match=f"KV mode {mode}: F32 and F16"):
+        cache.import_wire(filled(1, 16, 100)[0].export_wire())
+    assert cache.seq_len == 70
+    assert bits(cache.head_keys(0)) == bits(before)
+
+
 def test_values_beyond_f16_are_refused_by_an_f16_export() -> None:
     cache = LayerKvCache(1, 2)
     cache.append(np.array([1.0, 70000.0]), np.ones(2))

@@ -1,7 +1,8 @@
 """K and V in 4 bits, 0 to 15, with a scale and a minimum in f16: x ≈ minimum + scale · code.
 
 K shares them over 32 rows of a channel (K per row is ruined at few bits: its channels differ widely), V over 32
-channels of a row. K therefore only takes whole groups of 32 rows.
+channels of a row. K therefore only takes whole groups of 32 rows. Both are read in whole numbers
+(`docs/kv-cache.md`, *4 bits in whole numbers*), codes from their middle: x ≈ middle + scale · (code − 7.5).
 """
 
 from __future__ import annotations
@@ -12,16 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from .memory import LANES, aligned_zeros, padded
-from .streams import F32, I64, KEYS, VALUES, StoredRows, add_weighted, blocks_of, next_capacity, tile_dots
+from .streams import F32, I64, KEYS, VALUES, StoredRows, blocks_of, next_capacity
 from .table import Form
+from .whole_numbers import seen_products, whole_numbers, whole_weights
 
 U8 = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
+F64 = npt.NDArray[np.float64]
 GROUP = 32  # rows of a channel (K) or channels of a row (V) that share a scale and a minimum
 TOP = 15
 WORD_CODES = 8  # codes in a word of a K tile
 SHIFTS = np.arange(0, 4 * WORD_CODES, 4, dtype=np.uint32)
 F16_MAX = np.float32(65504)
+QUAD = 4  # rows of V side by side
+MIDDLE = np.float32(TOP / 2)
+QUERY_STEPS = 127  # a query's largest |q ⊙ scale| in a group of rows: a signed byte
+LEVEL_STEPS = 1 << 21  # a query's largest weight times a row's middle
 
 
 def encode4(values: F32, axis: int) -> tuple[U8, F16, F16]:
@@ -44,6 +51,18 @@ def encode4(values: F32, axis: int) -> tuple[U8, F16, F16]:
     np.fmin(codes, np.float32(TOP), out=codes)
     np.fmax(codes, np.float32(0), out=codes)
     return codes.astype(np.uint8), scale, low
+
+
+def _middles(scales: F16, minima: F16) -> tuple[F32, F32]:
+    """Scales and middles in f32."""
+    scale = scales.astype(np.float32)
+    return scale, minima.astype(np.float32) + MIDDLE * scale
+
+
+def _centred(total: F64, whole: F64, unit: F32) -> F32:
+    """Sums of whole · code [n, …] over what `whole` [n, …] holds, with codes from their middle, times the unit."""
+    sums = whole.sum(axis=1, keepdims=True)
+    return cast(F32, (2 * total - TOP * sums).astype(np.float32) * (unit / np.float32(2))[:, None])
 
 
 def _halves(packed: npt.NDArray[np.generic]) -> tuple[F32, F32]:
@@ -110,12 +129,14 @@ class Keys4(Coded4):
         return self.rows // GROUP * self.slots * self.head_dim * (GROUP // 2 + 4)
 
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
-        """Σ_d (q_d scale_d) code_d + Σ_d q_d minimum_d, group by group."""
+        """unit · (Σ_d whole_d code_d − 7.5 Σ_d whole_d) + Σ_d q_d middle_d, group by group."""
         out = np.empty((len(q), upto - first), np.float32)
         for group in range(first // GROUP, -(-upto // GROUP)):
-            scale, minimum = (a[slot, group].astype(np.float32) for a in (self.scales, self.minima))
-            level = np.add.accumulate(q * minimum, axis=1, dtype=np.float32)[:, -1:]
-            scores = tile_dots(q * scale, self._tiles(slot, group, group + 1)) + level
+            scale, middle = _middles(self.scales[slot, group], self.minima[slot, group])
+            whole, unit = whole_numbers(q * scale, QUERY_STEPS)
+            codes = self._tiles(slot, group, group + 1).swapaxes(1, 2).reshape(GROUP, -1).astype(np.float64)
+            level = np.add.accumulate(q * middle, axis=1, dtype=np.float32)[:, -1:]
+            scores = _centred(whole @ codes.T, whole, unit) + level
             start = group * GROUP
             lo, hi = max(first, start), min(upto, start + GROUP)
             out[:, lo - first : hi - first] = scores[:, lo - start : hi - start]
@@ -123,41 +144,69 @@ class Keys4(Coded4):
 
 
 class Values4(Coded4):
-    """V in 4 bits. Byte j of a group holds channels j (low nibble) and 16 + j (high)."""
+    """V in 4 bits, whole groups of 32 rows, as K: [slots, rows / 4, groups, 16, 4 rows].
+
+    Byte j of a row's group holds channels j (low nibble) and 16 + j (high). Scales and minima [slots, rows / 16,
+    groups, 16].
+    """
 
     __slots__ = ("nibbles",)
-    PARTS: ClassVar = {"nibbles": 1, "scales": 1, "minima": 1}
+    PARTS: ClassVar = {"nibbles": QUAD, "scales": LANES, "minima": LANES}
     FIELDS: ClassVar = VALUES
 
     def __init__(self, slots: int, head_dim: int, capacity: int = 0) -> None:
         super().__init__(slots, head_dim)
         rows, groups = next_capacity(capacity, 0), -(-head_dim // GROUP)
-        self.nibbles = aligned_zeros((slots, rows, groups, LANES), np.uint8)
-        self.scales = aligned_zeros((slots, rows, groups), np.float16)
-        self.minima = aligned_zeros((slots, rows, groups), np.float16)
+        self.nibbles = aligned_zeros((slots, rows // QUAD, groups, LANES, QUAD), np.uint8)
+        self.scales = aligned_zeros((slots, rows // LANES, groups, LANES), np.float16)
+        self.minima = aligned_zeros((slots, rows // LANES, groups, LANES), np.float16)
 
     def append(self, rows: F32) -> None:
+        """A multiple of 32 rows."""
         self.reserve(self.rows + len(rows))
         groups = self.nibbles.shape[2]
         # a short last group is filled up with its own first channel, which changes neither minimum nor maximum
         source = np.minimum(np.arange(groups * GROUP), self.head_dim - 1)
         source[self.head_dim :] = (groups - 1) * GROUP
         codes, scales, minima = encode4(rows[..., source].reshape(len(rows), self.slots, groups, GROUP), axis=3)
-        at = slice(self.rows, self.rows + len(rows))
-        self.nibbles[:, at] = (codes[..., :LANES] | codes[..., LANES:] << 4).swapaxes(0, 1)
-        self.scales[:, at], self.minima[:, at] = scales.swapaxes(0, 1), minima.swapaxes(0, 1)
+        packed = codes[..., :LANES] | codes[..., LANES:] << 4
+        at = slice(self.rows // QUAD, (self.rows + len(rows)) // QUAD)
+        self.nibbles[:, at] = packed.reshape(-1, QUAD, *packed.shape[1:]).transpose(2, 0, 3, 4, 1)
+        at = slice(self.rows // LANES, (self.rows + len(rows)) // LANES)
+        for array, given in ((self.scales, scales), (self.minima, minima)):
+            array[:, at] = given.reshape(-1, LANES, *given.shape[1:]).transpose(2, 0, 3, 1)
         self.rows += len(rows)
 
+    def _codes(self, slot: int, at: I64) -> F32:
+        """Rows `at` as f32 [n, groups · 32]."""
+        return np.concatenate(_halves(self.nibbles[slot, at // QUAD, :, :, at % QUAD]), axis=-1).reshape(len(at), -1)
+
+    def _scales(self, slot: int, at: I64) -> tuple[F32, F32]:
+        """Scales and middles of rows `at`, [n, groups] each."""
+        tile, lane = at // LANES, at % LANES
+        return _middles(self.scales[slot, tile, :, lane], self.minima[slot, tile, :, lane])
+
     def read(self, slot: int, first: int, upto: int) -> F32:
-        codes = np.concatenate(_halves(self.nibbles[slot, first:upto]), axis=-1)
-        scale, minimum = (a[slot, first:upto, :, None].astype(np.float32) for a in (self.scales, self.minima))
-        return cast(F32, (codes * scale + minimum).reshape(upto - first, -1)[:, : self.head_dim])
+        at = np.arange(first, upto)
+        scale = self.scales[slot, at // LANES, :, at % LANES].astype(np.float32)
+        minimum = self.minima[slot, at // LANES, :, at % LANES].astype(np.float32)
+        scale, minimum = (np.repeat(a, GROUP, axis=1) for a in (scale, minimum))
+        return cast(F32, (self._codes(slot, at) * scale + minimum)[:, : self.head_dim])
 
     def stored_bytes(self) -> int:
         return self.rows * self.slots * (-(-self.head_dim // 2) + 4 * int(self.scales.shape[2]))
 
     def weigh(self, slot: int, weights: F32, first: int, upto: int, ends: I64, acc: F32) -> None:
-        for lo, hi in blocks_of(first, upto):
-            values = np.zeros((hi - lo, acc.shape[1]), np.float32)
-            values[:, : self.head_dim] = self.read(slot, lo, hi)
-            add_weighted(weights[:, lo - first : hi - first], values, acc)
+        """Weights times row scales as whole numbers, times codes from their middle; then weights times middles."""
+        at = np.arange(first, upto)
+        scales, middles = self._scales(slot, at)
+        for group in range(scales.shape[1]):
+            dims = slice(group * GROUP, min((group + 1) * GROUP, acc.shape[1]))
+            whole, unit = whole_weights(weights, scales[:, group], ends - first)
+            levels, level_unit = whole_numbers(seen_products(weights, middles[:, group]), LEVEL_STEPS)
+            total = np.zeros((len(acc), dims.stop - dims.start), np.float64)
+            for lo, hi in blocks_of(first, upto):
+                codes = self._codes(slot, np.arange(lo, hi))[:, dims].astype(np.float64)
+                total += whole[:, lo - first : hi - first] @ codes
+            acc[:, dims] += _centred(total, whole, unit)
+            acc[:, dims] += (levels.sum(axis=1).astype(np.float32) * level_unit)[:, None]

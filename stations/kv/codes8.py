@@ -28,21 +28,16 @@ from .streams import (
     next_capacity,
 )
 from .table import Form
+from .whole_numbers import whole_numbers, whole_weights
 
 I8 = npt.NDArray[np.int8]
-F64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 KEY_GROUP = 32  # channels that share a scale in K: logits feel the error of a dot product
 FREEZE_ROWS = 64  # rows at whose sight columns are frozen
 LEAST_SCALE = np.float32(1e-12)
 LEAST_COLUMN = np.float32(1e-6)
 WORD = 4  # codes side by side
 KEY_BIAS = 128  # K codes are stored as unsigned bytes
-QUERY_STEPS = np.float32(127 * 256)  # a query's largest |q ⊙ col|: two signed bytes, high · 256 + low
-WEIGHT_STEPS = np.float32(255 * 256)  # a query's largest weight times row scale: two unsigned bytes
-LOTS = 256  # parts of a step that decide whether a weight is rounded up, against its row's lot
-LOT_STEP = 159  # from row to row: odd, near 256 / 1.618, so lots of a few rows lie far apart, those of 256 all differ
-LEAST_TOP = np.float32(2.0**-100)  # below, a query counts as zeros: the inverse of tiny numbers overflows
+QUERY_STEPS = 127 * 256  # a query's largest |q ⊙ col|: two signed bytes, high · 256 + low
 
 
 def round_away(x: F32) -> F32:
@@ -64,35 +59,6 @@ def encode8(rows: F32, columns: F32 | None, group: int) -> tuple[I8, F32]:
         x = scaled / np.repeat(scales, group, axis=-1)[..., :dim]
         codes = np.where(np.isnan(x), np.float32(0), np.clip(round_away(x), -127, 127))
     return codes.astype(np.int8), scales.astype(np.float32)
-
-
-def whole_queries(q: F32) -> tuple[F64, F32]:
-    """q [n, dims] → whole numbers within ±QUERY_STEPS, units [n]: q ≈ whole · unit. Infinity or NaN: unit NaN."""
-    top = np.abs(q).max(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inverse = np.where(top >= LEAST_TOP, QUERY_STEPS / top, np.float32(0))
-        whole = np.rint(q * inverse[:, None])
-    is_number: Mask = np.logical_and.reduce(np.isfinite(q), axis=1)
-    unit = np.where(is_number, top / QUERY_STEPS, np.float32(np.nan))
-    return np.where(is_number[:, None], whole, 0).astype(np.float64), unit.astype(np.float32)
-
-
-def whole_weights(weights: F32, scales: F32, ends: I64) -> tuple[F64, F32]:
-    """weights [n, rows] · scales [rows] → whole numbers up to WEIGHT_STEPS, the largest of each n; units [n].
-
-    Rounded up where the 256ths left over and the row's lot, (ends[n] − 1 − row) · LOT_STEP modulo 256, reach 256: many
-    small weights keep their sum. A row's distance from the newest that query n sees decides, not where it lies.
-    """
-    products = np.where(weights == 0, np.float32(0), weights * scales)
-    top = products.max(axis=1)
-    is_number: Mask = np.logical_and.reduce(np.isfinite(products), axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        inverse = np.where((top >= LEAST_TOP) & is_number, WEIGHT_STEPS / top, np.float32(0)) * np.float32(LOTS)
-        fine = np.where(is_number[:, None], products * inverse[:, None], 0).astype(np.float32)
-    lots = (ends[:, None] - 1 - np.arange(weights.shape[1])) * LOT_STEP % LOTS
-    whole = (fine.astype(np.int64) + lots) // LOTS
-    unit = np.where(is_number, top / WEIGHT_STEPS, np.float32(np.nan))
-    return whole.astype(np.float64), unit.astype(np.float32)
 
 
 def frozen_columns(rows: F32) -> F32:
@@ -192,7 +158,7 @@ class Keys8(Coded8, TiledRows):
 
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
         """Whole numbers times whole numbers: exact in f64, in any order."""
-        whole, unit = whole_queries(q if self.columns is None else q * self.columns[slot])
+        whole, unit = whole_numbers(q if self.columns is None else q * self.columns[slot], QUERY_STEPS)
         out = np.empty((len(q), upto - first), np.float32)
         for lo, hi in blocks_of(first, upto):
             at = np.arange(lo, hi)

@@ -64,7 +64,7 @@ class Form(IntEnum):
     Q8 = 2  # K u8, code + 128, [tiles, padded_dim / 4, 16 rows, 4 dims], scales f32 [tiles, groups of 32 dims, 16];
     #         V int8 [rows / 4, padded_dim, 4 rows], scales f32 [rows]
     Q4 = 3  # K u32 [tiles, padded_dim / 8, 16], scales and minima f16 [groups of 32 rows, padded_dim];
-    #         V nibbles [rows, groups of 32 dims, 16], scales and minima f16 [rows, groups]
+    #         V nibbles [rows / 4, groups of 32 dims, 16, 4 rows], scales and minima f16 [rows / 16, groups, 16]
 
 
 class Group(IntEnum):

@@ -14,7 +14,8 @@ from blake3 import blake3
 
 from stations.kernels.fast.target import current_target, settings_without
 from stations.kv import LayerKvCache
-from stations.kv.codes8 import QUERY_STEPS, WEIGHT_STEPS, whole_queries, whole_weights
+from stations.kv.codes8 import QUERY_STEPS
+from stations.kv.whole_numbers import WEIGHT_STEPS, whole_numbers, whole_weights
 
 from .fast_attention import fast_attend
 from .fast_store import fast_append
@@ -23,7 +24,7 @@ from .kv_rows import bits, filled, softmax_attention, some_rows
 
 def test_queries_and_weights_are_whole_within_half_a_unit_of_their_largest() -> None:
     q = some_rows(1, 1, 5, 48, spread=3)[0]
-    whole, unit = whole_queries(q)
+    whole, unit = whole_numbers(q, QUERY_STEPS)
     assert np.abs(whole * unit[:, None].astype(np.float64) - q).max() <= unit.max() * 0.51
     assert np.abs(whole).max(axis=1).tolist() == [QUERY_STEPS] * 5
     weights, scales = np.abs(some_rows(2, 1, 5, 48)[0]), np.abs(some_rows(3, 1, 1, 48)[0, 0])

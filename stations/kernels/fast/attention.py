@@ -2,8 +2,9 @@
 
 The meaning is `stations/kv/attend.py`'s; the order of every sum is fixed (`docs/kv-cache.md`, *Attention*): a score
 is four fma chains over head_dim (dim mod 4) combined (0+1)+(2+3), times the scale; a row's weights join the
-denominator and the values one by one in ascending order. Nothing depends on how many queries share a pass over K and
-V, nor on where rows lie: queries are computed side by side only to load each K tile and V row once.
+denominator and the values one by one in ascending order. Coded rows are summed in whole numbers. Nothing depends on
+how many queries share a pass over K and V, nor on where rows lie: queries are computed side by side only to load each
+K tile and V row once.
 
 Compiled code works on addresses: a layer's `table` (`stations/kv/table.py`) and one scratch area a thread.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from stations.kv.table import HEADER_FIELDS, SEGMENT_FIELDS, Form, Header, Segment
 
+from .attention_coded import score_coded, weigh_coded
 from .attention_forms import VECTOR
 from .attention_ir import (
     GROUP,
@@ -24,12 +26,10 @@ from .attention_ir import (
     start_top,
     to_weights,
     weigh,
-    widen_halves,
 )
-from .attention_q8 import score_coded, weigh_coded
 from .attention_q8_ir import ask_for_lines
 from .compiled import compiled
-from .limits import CODED_AREA_BYTES, CODED_SUMS, MAX_QUERIES, ROW_BLOCK
+from .limits import MAX_QUERIES, ROW_BLOCK, coded_area_bytes
 from .machine import copy_row, field
 from .vector import LANES
 
@@ -39,13 +39,13 @@ AHEAD_LINES = 2  # of 64 bytes, a tile: about what memory gives meanwhile
 
 _HEAD_DIM, _PADDED_DIM, _SEGMENTS = int(Header.HEAD_DIM), int(Header.PADDED_DIM), int(Header.SEGMENTS)
 _FIRST, _ROWS, _K_FORM, _V_FORM = int(Segment.FIRST), int(Segment.ROWS), int(Segment.K_FORM), int(Segment.V_FORM)
-_V_SCALE, _V_SCALE_STRIDE = int(Segment.V_SCALE), int(Segment.V_SCALE_STRIDE)
-_V, _V_STRIDE, _V_COLUMN = int(Segment.V), int(Segment.V_STRIDE), int(Segment.V_COLUMN)
-_Q8, _Q4 = int(Form.Q8), int(Form.Q4)
+_V, _V_STRIDE = int(Segment.V), int(Segment.V_STRIDE)
+_Q8, _CODED = int(Form.Q8), (int(Form.Q8), int(Form.Q4))
+_coded_area_bytes = compiled(coded_area_bytes)
 
 
 @compiled
-def score_tiles(segment, form, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride, spare, queries):
+def score_tiles(segment, form, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride, queries):
     """Scores of every query against `tiles` tiles from `tile` on, TILE_BLOCK tiles at a time for all queries."""
     for done in range(0, tiles, TILE_BLOCK):
         some = min(TILE_BLOCK, tiles - done)
@@ -53,47 +53,31 @@ def score_tiles(segment, form, kv_head, tile, tiles, blocks, q, q_stride, scale,
         while n < queries:
             group = min(queries - n, GROUP)
             scores(form, group, segment, kv_head, tile + done, some, blocks, q + n * q_stride, q_stride, scale,
-                   out + n * out_stride + done * VECTOR, out_stride, spare + n * q_stride)  # fmt: skip
+                   out + n * out_stride + done * VECTOR, out_stride)  # fmt: skip
             n += group
 
 
 @compiled
-def _widen_scales(segment, kv_head, row, rows, groups, target, half):
-    """Scales of 4-bit V rows as f32 [rows, groups], minima `half` bytes behind."""
-    shift = kv_head * field(segment, _V_SCALE_STRIDE) + row * groups * 2
-    widen_halves(target, field(segment, _V_SCALE) + shift, rows * groups)
-    widen_halves(target + half, field(segment, _V_COLUMN) + shift, rows * groups)
-
-
-@compiled
-def weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_stride, den, scaled, queries):
-    """Weighted sums and denominators over `rows` rows from `row` on, ROW_BLOCK rows at a time for all queries.
-
-    4-bit rows find their scales and minima in `scaled`.
-    """
-    half = ROW_BLOCK * ((blocks + 1) // 2) * 4
+def weigh_rows(segment, form, kv_head, row, rows, blocks, w, w_stride, acc, acc_stride, den, queries):
+    """Weighted sums and denominators over `rows` rows from `row` on, ROW_BLOCK rows at a time for all queries."""
     for done in range(0, rows, ROW_BLOCK):
         some = min(ROW_BLOCK, rows - done)
-        mass = w + done * 4
-        if form == _Q4:
-            _widen_scales(segment, kv_head, row + done, some, (blocks + 1) // 2, scaled, half)
+        weights = w + done * 4
         n = 0
         while n < queries:
             group = min(queries - n, GROUP)
             column = 0
             total = den + n * 4
             while column + WIDE <= blocks:
-                weigh(form, group, segment, kv_head, row + done, some, column, WIDE, blocks, mass + n * w_stride,
-                      w_stride, mass + n * w_stride, w_stride, acc + n * acc_stride + column * VECTOR, acc_stride,
-                      total, scaled, half)  # fmt: skip
+                weigh(form, group, segment, kv_head, row + done, some, column, WIDE, blocks, weights + n * w_stride,
+                      w_stride, acc + n * acc_stride + column * VECTOR, acc_stride, total)  # fmt: skip
                 column += WIDE
                 total = den + MAX_QUERIES * 4  # a row's weight counts once, with its first columns
             for last in range(column, blocks):
                 for m in range(n, n + group):
                     total = den + m * 4 if last == 0 else den + MAX_QUERIES * 4
-                    weigh(form, 1, segment, kv_head, row + done, some, last, 1, blocks, mass + m * w_stride, w_stride,
-                          mass + m * w_stride, w_stride, acc + m * acc_stride + last * VECTOR, acc_stride, total,
-                          scaled, half)  # fmt: skip
+                    weigh(form, 1, segment, kv_head, row + done, some, last, 1, blocks, weights + m * w_stride,
+                          w_stride, acc + m * acc_stride + last * VECTOR, acc_stride, total)  # fmt: skip
             n += group
 
 
@@ -110,14 +94,16 @@ def _span(table, index, first, upto):
 
 @compiled
 def _all_weights(table, kv_head, first, upto, weights, stride, tiles, tops, sinks, den, heads, queries):
-    """Every query's scores become weights. Memory rests meanwhile: values in 8 bits are asked for, piece by piece."""
+    """Every query's scores become weights. Memory rests meanwhile: coded values are asked for, piece by piece."""
     ahead, left = 0, 0
     for index in range(field(table, _SEGMENTS)):
         segment, _, lo, hi = _span(table, index, first, upto)
-        if lo < hi and field(segment, _V_FORM) == _Q8:
+        form = field(segment, _V_FORM)
+        if lo < hi and form in _CODED:
             padded_dim = field(table, _PADDED_DIM)
-            ahead = field(segment, _V) + kv_head * field(segment, _V_STRIDE) + lo // LANES * LANES * padded_dim
-            left = (hi - lo) * padded_dim // VECTOR
+            row_bytes = padded_dim if form == _Q8 else (padded_dim + 31) // 32 * 16
+            ahead = field(segment, _V) + kv_head * field(segment, _V_STRIDE) + lo // LANES * LANES * row_bytes
+            left = (hi - lo) * row_bytes // VECTOR
     for n in range(queries):
         sink = sinks + n % heads * 4 if sinks != 0 else 0
         for done in range(0, tiles, WEIGHT_TILES):
@@ -139,9 +125,8 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
     queries_at = (scratch + VECTOR - 1) // VECTOR * VECTOR
     acc = queries_at + MAX_QUERIES * wide
     spare = acc + MAX_QUERIES * wide
-    scaled = spare + MAX_QUERIES * wide
-    area = scaled + ROW_BLOCK * max(MAX_QUERIES, blocks + 1) * 4
-    den = area + MAX_QUERIES * CODED_SUMS * wide + CODED_AREA_BYTES
+    area = spare + MAX_QUERIES * wide
+    den = area + _coded_area_bytes(blocks)
     tops = den + 2 * VECTOR
     weights = tops + MAX_QUERIES * VECTOR
     stride = ((upto - first + LANES - 1) // LANES + 2 * segments) * VECTOR
@@ -157,11 +142,11 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
             tile = lo // LANES
             tiles = (hi + LANES - 1) // LANES - tile
             form = field(segment, _K_FORM)
-            if form == _Q8:
-                score_coded(segment, kv_head, tile, tiles, blocks, queries_at, wide, scale, at, stride, spare, queries)
-            else:
-                score_tiles(segment, form, kv_head, tile, tiles, blocks, queries_at, wide, scale, at, stride, spare,
+            if form in _CODED:
+                score_coded(segment, form, kv_head, tile, tiles, blocks, queries_at, wide, scale, at, stride, spare,
                             queries)  # fmt: skip
+            else:
+                score_tiles(segment, form, kv_head, tile, tiles, blocks, queries_at, wide, scale, at, stride, queries)
             for n in range(queries):
                 row_upto = seen + n // heads - start
                 row_first = max(row_upto - window, lo) if window > 0 else lo
@@ -176,12 +161,12 @@ def _attend_queries(table, kv_head, rows, heads, q, q_row_bytes, q_head_bytes, o
         segment, start, lo, hi = _span(table, index, first, upto)
         if lo < hi:
             form, tiles = field(segment, _V_FORM), (hi + LANES - 1) // LANES - lo // LANES
-            if form == _Q8:
-                weigh_coded(segment, kv_head, lo // LANES, tiles, blocks, at, stride, acc, wide, den, area, queries,
-                            heads, seen - start, hi)  # fmt: skip
+            if form in _CODED:
+                weigh_coded(segment, form, kv_head, lo // LANES, tiles, blocks, at, stride, acc, wide, den, area,
+                            queries, heads, seen - start, hi)  # fmt: skip
             else:
                 weigh_rows(segment, form, kv_head, lo, hi - lo, blocks, at + lo % LANES * 4, stride, acc, wide, den,
-                           scaled, queries)  # fmt: skip
+                           queries)  # fmt: skip
             at += tiles * VECTOR
     for n in range(queries):
         divide_row(acc + n * wide, out + n // heads * out_row_bytes + n % heads * out_head_bytes, head_dim, den + n * 4)

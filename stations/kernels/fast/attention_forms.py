@@ -22,12 +22,8 @@ from .vector import (
     POINTER,
     V16,
     V32,
-    VI8,
-    VI32,
     ZERO,
     Emitter,
-    const_f32,
-    const_i32,
     const_i64,
 )
 
@@ -36,8 +32,6 @@ CHAINS = 4  # fma chains of a score, dim mod 4
 # as memory gives them, a line now and then is enough to show the next page; coded rows leave time to ask for each.
 EXACT_AHEAD_BYTES, CODED_AHEAD_BYTES = 8192, 4096
 VECTOR = LANES * 4
-PERMUTE = "llvm.x86.avx512.permvar.sf.512"  # by the lowest 4 bits of each lane
-CODE_VALUES = [float(code) for code in range(16)]
 
 Vectors = list[ir.Value]
 Chains = list[Vectors]
@@ -96,9 +90,9 @@ class RowForm:
         raise NotImplementedError
 
     def emit_weigh(self, e: Emitter, group: int, columns: int, a: SimpleNamespace) -> None:
-        """acc[query] += w_j · v_j and den[query] += mass_j over `a.rows` rows from `a.row` on, in order."""
+        """acc[query] += w_j · v_j and den[query] += w_j over `a.rows` rows from `a.row` on, in order."""
         b = e.b
-        weights, masses = strided(e, a.w, a.w_stride, group), strided(e, a.mass, a.mass_stride, group)
+        weights = strided(e, a.w, a.w_stride, group)
         targets = strided(e, a.acc, a.acc_stride, group)
         sums = [[e.variable(e.load(t, c * VECTOR, V32, align=VECTOR)) for c in range(columns)] for t in targets]
         totals = [e.variable(e.load(a.den, 4 * n, F32, align=4)) for n in range(group)]
@@ -109,8 +103,9 @@ class RowForm:
             values = self.row_values(e, a, b.add(a.row, loop.index), start, columns)
             at = b.mul(loop.index, const_i64(4))
             for n in range(group):
-                b.store(b.fadd(b.load(totals[n]), e.load(masses[n], at, F32, align=4)), totals[n])
-                weight = e.broadcast(weights[n], at)
+                mass = e.load(weights[n], at, F32, align=4)
+                b.store(b.fadd(b.load(totals[n]), mass), totals[n])
+                weight = e.splat(mass)
                 for value, chain in zip(values, sums[n], strict=True):
                     b.store(e.fma(value, weight, b.load(chain)), chain)
         for target, chains in zip(targets, sums, strict=True):
@@ -173,95 +168,7 @@ class ExactForm(RowForm):
                 e.store(score, out, b.mul(tile.index, const_i64(VECTOR)), align=VECTOR)
 
 
-class Coded4Form(RowForm):
-    """4 bits: minimum + scale · code. Tiles 2g and 2g + 1 are a group of 32 rows.
-
-    V finds the scales of the rows at hand as f32 [rows, groups] in `a.spare`, the minima `a.spare_half` behind.
-    """
-
-    def _codes(self, e: Emitter, nibbles: ir.Value) -> ir.Value:
-        """The lowest 4 bits of each lane as f32. By table or through the fraction of 2²³: the same bits."""
-        b = e.b
-        if e.target.has_permute:
-            return e.call(PERMUTE, V32, ir.Constant(V32, CODE_VALUES), nibbles)
-        fraction = b.or_(b.and_(nibbles, const_i32(15)), const_i32(0x4B000000))
-        return b.fsub(b.bitcast(fraction, V32), const_f32(8388608.0))
-
-    def row_bytes(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
-        return e.b.mul(self._groups(e, a), const_i64(LANES))
-
-    def _groups(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
-        return e.b.lshr(e.b.add(a.blocks, const_i64(1)), const_i64(1))
-
-    def row_values(
-        self, e: Emitter, a: SimpleNamespace, row: ir.Value, start: ir.Value, columns: int
-    ) -> list[ir.Value]:
-        b = e.b
-        begin = b.lshr(a.column, const_i64(1))
-        codes = e.at(start, b.mul(begin, const_i64(LANES)))
-        at = b.shl(b.add(b.mul(b.sub(row, a.row), self._groups(e, a)), begin), const_i64(2))
-        scales, minima = e.at(a.spare, at), e.at(e.at(a.spare, a.spare_half), at)
-        if columns == 1:  # one vector of a group, low or high half
-            shift = e.splat(b.trunc(b.shl(b.and_(a.column, const_i64(1)), const_i64(2)), I32))
-            code = self._codes(e, b.lshr(b.zext(e.load(codes, 0, VI8, align=16), VI32), shift))
-            return [e.fma(code, e.broadcast(scales, 0), e.broadcast(minima, 0))]
-        values = []
-        for part in range(columns // 2):
-            scale, minimum = e.broadcast(scales, 4 * part), e.broadcast(minima, 4 * part)
-            pair = b.zext(e.load(codes, part * LANES, VI8, align=16), VI32)
-            nibbles = pair, b.lshr(pair, const_i32(4))
-            if e.target.has_permute:  # what each code is worth, looked up: one fma for a group instead of one a value
-                worth = e.fma(ir.Constant(V32, CODE_VALUES), scale, minimum)
-                values += [e.call(PERMUTE, V32, worth, codes_of) for codes_of in nibbles]
-            else:
-                values += [e.fma(self._codes(e, codes_of), scale, minimum) for codes_of in nibbles]
-        return values
-
-    def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
-        """out = scale · (Σ_d (q_d scale_d) code_d + Σ_d q_d minimum_d); q_d scale_d go through `a.spare`."""
-        b = e.b
-        factor = e.splat(a.scale)
-        queries, outs = strided(e, a.q, a.q_stride, group), strided(e, a.out, a.out_stride, group)
-        scaled = strided(e, a.spare, a.q_stride, group)
-        sums, levels = new_chains(e, group), [e.variable(ZERO) for _ in range(group)]
-        block_bytes = const_i64(2 * VECTOR)  # two words of 8 dims for each of 16 rows
-        tile_bytes = b.mul(a.blocks, block_bytes)
-        first = e.at(head_start(e, a, Segment.K, Segment.K_STRIDE), b.mul(a.tile, tile_bytes))
-        scales = head_start(e, a, Segment.K_SCALE, Segment.K_SCALE_STRIDE)
-        minima = e.at(
-            table_field(e, a.segment, Segment.K_COLUMN),
-            b.mul(a.kv_head, table_field(e, a.segment, Segment.K_SCALE_STRIDE)),
-        )
-        with cgutils.for_range(b, a.tiles, intp=I64) as loop:
-            rows = b.lshr(b.add(a.tile, loop.index), const_i64(1))
-            group_at = b.mul(rows, b.mul(a.blocks, const_i64(LANES * 2)))
-            group_scales, group_minima = e.at(scales, group_at), e.at(minima, group_at)
-            for level in levels:
-                b.store(ZERO, level)
-            with cgutils.for_range(b, a.blocks, intp=I64) as block:
-                at, half_at = b.mul(block.index, const_i64(VECTOR)), b.mul(block.index, const_i64(LANES * 2))
-                scale, minimum = (
-                    e.half_to_float(e.load(x, half_at, V16, align=32)) for x in (group_scales, group_minima)
-                )
-                for n in range(group):
-                    query = e.load(queries[n], at, V32, align=VECTOR)
-                    e.store(b.fmul(query, scale), scaled[n], at, align=VECTOR)
-                    b.store(e.fma(query, minimum, b.load(levels[n])), levels[n])
-            reset(e, sums)
-            start = e.at(first, b.mul(loop.index, tile_bytes))
-            with cgutils.for_range(b, a.blocks, intp=I64) as block:
-                keys = e.at(start, b.mul(block.index, block_bytes))
-                ask_for(e, keys, CODED_AHEAD_BYTES, 2 * VECTOR)
-                words = [e.load(keys, half * VECTOR, VI32, align=VECTOR) for half in range(2)]
-                loaded = [self._codes(e, b.lshr(words[d // 8], const_i32(4 * (d % 8)))) for d in range(LANES)]
-                self.multiply_dims(e, sums, scaled, b.mul(block.index, const_i64(VECTOR)), loaded)
-            for out, chains, level in zip(outs, sums, levels, strict=True):
-                score = b.fadd(combined(e, chains), e.splat(e.sum(b.load(level))))
-                e.store(b.fmul(score, factor), out, b.mul(loop.index, const_i64(VECTOR)), align=VECTOR)
-
-
 FORMS: dict[int, RowForm] = {
     int(Form.F32): ExactForm(Form.F32),
     int(Form.F16): ExactForm(Form.F16),
-    int(Form.Q4): Coded4Form(),
 }

@@ -15,7 +15,7 @@ from numba.core import cgutils
 
 from .attention_forms import FORMS, VECTOR
 from .compiled import intrinsic
-from .vector import F32, I32, I64, LANES, V16, V32, VI32, ZERO, Emitter, const_f32, const_i64
+from .vector import F32, I32, I64, LANES, V32, VI32, ZERO, Emitter, const_f32, const_i64
 
 WIDE = 4  # vectors of a V row that one pass carries, where that many are left
 GROUP = 4  # queries at most in one body
@@ -38,16 +38,16 @@ def _named(names: str, values: Sequence[ir.Value]) -> SimpleNamespace:
 
 
 @intrinsic
-def scores(typing, form, group, segment, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride, spare):
+def scores(typing, form, group, segment, kv_head, tile, tiles, blocks, q, q_stride, scale, out, out_stride):
     """`group` queries (1 to 4) against `tiles` tiles of 16 keys from `tile` on, for one KV head of a segment.
 
     q: f32 [padded_dim] a query, `q_stride` apart; out: f32 [tiles, 16] a query, `out_stride` apart; blocks =
-    padded_dim / 16; spare: as large as q.
+    padded_dim / 16.
     """
 
     def codegen(context, builder, signature, args):
         e = Emitter(builder)
-        a = _named("form group segment kv_head tile tiles blocks q q_stride scale out out_stride spare", args)
+        a = _named("form group segment kv_head tile tiles blocks q q_stride scale out out_stride", args)
 
         def body(form):
             _choose(e, a.group, range(1, GROUP + 1), lambda group: FORMS[form].emit_scores(e, group, a))
@@ -55,24 +55,20 @@ def scores(typing, form, group, segment, kv_head, tile, tiles, blocks, q, q_stri
         _choose(e, a.form, list(FORMS), body)
         return context.get_dummy_value()
 
-    return types.void(_I, _I, _I, _I, _I, _I, _I, _I, _I, types.float32, _I, _I, _I), codegen
+    return types.void(_I, _I, _I, _I, _I, _I, _I, _I, _I, types.float32, _I, _I), codegen
 
 
 @intrinsic
-def weigh(
-    typing, form, group, segment, kv_head, row, rows, column, columns, blocks, w, w_stride, mass, mass_stride, acc,
-    acc_stride, den, spare, spare_half,
-):  # fmt: skip
+def weigh(typing, form, group, segment, kv_head, row, rows, column, columns, blocks, w, w_stride, acc, acc_stride, den):
     """`columns` (WIDE, or 1 for one query) vectors of `rows` V rows from (`row`, `column`) on join `group` sums.
 
-    w: f32 [rows] a query, `w_stride` apart, multiplies the rows; mass likewise is summed into den f32 [group]; acc:
-    f32 [16 · columns] a query, `acc_stride` apart; spare: what 4-bit rows were prepared with.
+    w: f32 [rows] a query, `w_stride` apart, multiplies the rows and is summed into den f32 [group]; acc: f32 [16 ·
+    columns] a query, `acc_stride` apart.
     """
 
     def codegen(context, builder, signature, args):
         e = Emitter(builder)
-        names = "form group segment kv_head row rows column columns blocks w w_stride mass mass_stride acc acc_stride"
-        a = _named(f"{names} den spare spare_half", args)
+        a = _named("form group segment kv_head row rows column columns blocks w w_stride acc acc_stride den", args)
 
         def body(form):
             def wide(columns):
@@ -84,23 +80,7 @@ def weigh(
         _choose(e, a.form, list(FORMS), body)
         return context.get_dummy_value()
 
-    return types.void(*[_I] * 18), codegen
-
-
-@intrinsic
-def widen_halves(typing, target, source, count):
-    """`count` f16 at any address → f32."""
-
-    def codegen(context, builder, signature, args):
-        target, source, count = args
-        e = Emitter(builder)
-        vectors = builder.lshr(builder.add(count, const_i64(LANES - 1)), const_i64(4))
-        with cgutils.for_range(builder, vectors, intp=I64) as index:
-            half_at, at = builder.mul(index.index, const_i64(LANES * 2)), builder.mul(index.index, const_i64(VECTOR))
-            e.store(e.half_to_float(e.load(source, half_at, V16)), target, at, align=4)
-        return context.get_dummy_value()
-
-    return types.void(_I, _I, _I), codegen
+    return types.void(*[_I] * 14), codegen
 
 
 @intrinsic

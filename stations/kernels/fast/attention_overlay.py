@@ -51,7 +51,7 @@ def add_far(group, key, value, blocks, scale, scratch):
     marks, vectors, far = field(group, _MARKS), _tiles(field(group, _MARKS)), _segment(group, _FAR)
     kept = scratch + vectors * VECTOR
     for f in range(field(group, _FAR_HEADS)):
-        score_tiles(far, _F32, f, _FIRST, vectors, blocks, key, blocks * VECTOR, scale, scratch, vectors * VECTOR, key,
+        score_tiles(far, _F32, f, _FIRST, vectors, blocks, key, blocks * VECTOR, scale, scratch, vectors * VECTOR,
                     _ONE)  # fmt: skip
         mask_scores(scratch, vectors, 0, 0, marks, _NO_CAP, kept)
         at = f * vectors * VECTOR
@@ -94,14 +94,13 @@ def _far_part(group, head, scores, stride, acc, blocks, top, den):
     to_weights(scores, vectors, top, 0, den)
     largest = highest_of(top, 1)
     clear(u, vectors)
-    weigh_rows(_segment(group, _INVERSE), _F32, head, _FIRST, marks, vectors, scores, stride, u, stride, den, u, _ONE)
+    weigh_rows(_segment(group, _INVERSE), _F32, head, _FIRST, marks, vectors, scores, stride, u, stride, den, _ONE)
     at = head * vectors * VECTOR
     highest = highest_of(field(group, _TOP) + at, vectors)
     mass = far_weights(u, vectors, field(group, _TOP) + at, highest, field(group, _Z) + at, field(group, _KEEPS_SIGN))
     if not mass > _NO_CAP:
         return _NO_CAP
-    weigh_rows(_segment(group, _FAR), _F32, head, _FIRST, marks, blocks, u, stride, acc, blocks * VECTOR, den, u,
-               _ONE)  # fmt: skip
+    weigh_rows(_segment(group, _FAR), _F32, head, _FIRST, marks, blocks, u, stride, acc, blocks * VECTOR, den, _ONE)
     store_f32(den, largest - load_f32(field(group, _LEVEL) + head * 4) + highest)
     return mass
 
@@ -141,7 +140,7 @@ def _read(group, done, queries, is_far, window, heads, q, q_head_bytes, out, out
     if is_far:
         far_stride = 2 * vectors * VECTOR
         score_tiles(_segment(group, _MARK_ROWS), _F32, _FIRST, _FIRST, vectors, blocks, queries_at, wide, scale, scores,
-                    far_stride, queries_at, queries)  # fmt: skip
+                    far_stride, queries)  # fmt: skip
         for n in range(queries):
             mass = _far_part(group, done + n, scores + n * far_stride, far_stride, acc + n * wide, blocks,
                              tops + n * VECTOR, den)  # fmt: skip
@@ -156,8 +155,7 @@ def _read(group, done, queries, is_far, window, heads, q, q_head_bytes, out, out
             segment = _segment(group, _SINK_ROWS if part == 0 else _RING_ROWS)
             tile = lo // LANES
             tiles = _tiles(hi) - tile
-            score_tiles(segment, _F32, _FIRST, tile, tiles, blocks, queries_at, wide, scale, at, stride, queries_at,
-                        queries)  # fmt: skip
+            score_tiles(segment, _F32, _FIRST, tile, tiles, blocks, queries_at, wide, scale, at, stride, queries)
             for n in range(queries):
                 mask_scores(at + n * stride, tiles, tile * LANES, lo, hi, _NO_CAP, tops + n * VECTOR)
             at += tiles * VECTOR
@@ -177,8 +175,7 @@ def _read(group, done, queries, is_far, window, heads, q, q_head_bytes, out, out
         lo, hi = _span(part, first, rows, sink, slots)
         if lo < hi:
             segment = _segment(group, _SINK_ROWS if part == 0 else _RING_ROWS)
-            weigh_rows(segment, _F32, _FIRST, lo, hi - lo, blocks, at + lo % LANES * 4, stride, acc, wide, den, acc,
-                       queries)  # fmt: skip
+            weigh_rows(segment, _F32, _FIRST, lo, hi - lo, blocks, at + lo % LANES * 4, stride, acc, wide, den, queries)
             at += (_tiles(hi) - lo // LANES) * VECTOR
     for n in range(queries):
         if load_f32(den + n * 4) < _LEAST_DENOMINATOR:

@@ -12,44 +12,16 @@ from numba import types
 from numba.core import cgutils
 
 from .attention_forms import VECTOR, ask_for, strided
+from .attention_whole_ir import LOTS, PLANES, V64, WEIGHT_STEPS, Lots, step_of, store_planes
 from .compiled import intrinsic
 from .dot import dot4
-from .limits import CODED_GROUPS, WEIGHED_GROUPS
-from .vector import F32, I16, I32, I64, LANES, V32, VI8, VI32, ZERO, Emitter, const_i32, const_i64
+from .limits import CODED_GROUPS
+from .vector import F32, I32, I64, LANES, V32, VI8, VI32, ZERO, Emitter, const_i32, const_i64
 
 QUERY_STEPS = 127.0 * 256  # the largest whole number of a query
-WEIGHT_STEPS = 255.0 * 256  # the largest of a weight
-PLANES = 2  # bytes of a weight, the higher first
-LOT_BITS = 8
-LOTS = 1 << LOT_BITS  # parts of a step that decide whether a weight is rounded up, against its row's lot
-LOT_STEP = 159  # from row to row: odd, near 256 / 1.618, so lots of a few rows lie far apart, those of 256 all differ
-WIDE = 4  # vectors of 16 dims of V that one pass carries, where that many are left
 KEYS_AHEAD_BYTES = 12288  # how far before their use keys are asked for, line by line
-VALUES_AHEAD_BYTES = 8192  # the same of values, a line now and then: processors foresee them within a page
-_LEAST_TOP = 2.0**-100
-_INFINITY_BITS = 0x7F800000
 _KEY_BIAS = 128
-_NAN = float("nan")
-_V64 = ir.VectorType(ir.DoubleType(), LANES)
-_SCALAR_0 = ir.Constant(F32, 0.0)
 _I = types.int64
-
-
-def _has_no_number(e: Emitter, value: ir.Value) -> ir.Value:
-    """Which lanes are an infinity or NaN."""
-    return e.b.icmp_signed(">=", e.size(value), const_i32(_INFINITY_BITS))
-
-
-def _any(e: Emitter, lanes: ir.Value) -> ir.Value:
-    return e.b.icmp_unsigned("!=", e.b.bitcast(lanes, I16), ir.Constant(I16, 0))
-
-
-def _step(e: Emitter, top: ir.Value, steps: float, least: float, is_number: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """(steps / top, top / steps) of a largest value; (0, …) below `least`, (0, NaN) where not all were numbers."""
-    b = e.b
-    is_used = b.and_(is_number, b.fcmp_ordered(">=", top, ir.Constant(F32, least)))
-    inverse = b.select(is_used, b.fdiv(ir.Constant(F32, steps), top), _SCALAR_0)
-    return inverse, b.select(is_number, b.fdiv(top, ir.Constant(F32, steps)), ir.Constant(F32, _NAN))
 
 
 @intrinsic
@@ -73,13 +45,10 @@ def whole_query(typing, q, column, blocks, target):
                 b.store(b.fmul(b.load(given), e.load(column, at, V32, align=4)), given)
             return b.load(given)
 
-        best, bad = e.variable(ZERO), e.variable(const_i32(0))
+        best = e.variable(const_i32(0))
         with cgutils.for_range(b, blocks, intp=I64) as loop:
-            given = value(loop.index)
-            b.store(e.maximum(b.load(best), e.abs(given)), best)
-            b.store(b.or_(b.load(bad), b.sext(_has_no_number(e, given), VI32)), bad)
-        is_number = b.not_(_any(e, b.icmp_signed("!=", b.load(bad), const_i32(0))))
-        inverse, unit = _step(e, e.tree(b.load(best), e.maximum), QUERY_STEPS, _LEAST_TOP, is_number)
+            b.store(e.larger_size(e.size(value(loop.index)), b.load(best)), best)
+        inverse, unit, is_number = step_of(e, b.load(best), QUERY_STEPS)
         e.store(unit, target, b.mul(padded, const_i64(3)), align=4)
         used, factor = e.splat(is_number), e.splat(inverse)
         low_at, sums_at = e.at(target, padded), e.at(target, b.mul(padded, const_i64(2)))
@@ -211,9 +180,7 @@ def weight_step(typing, w, scales, tiles, target):
         with cgutils.for_range(b, tiles, intp=I64) as loop:
             value = _scaled_weight(e, w, scales, b.mul(loop.index, const_i64(VECTOR)))
             b.store(e.larger_size(e.size(value), b.load(best)), best)
-        top = e.tree(b.load(best), e.larger_size)
-        is_number = b.icmp_signed("<", top, ir.Constant(I32, _INFINITY_BITS))
-        inverse, unit = _step(e, b.bitcast(top, F32), WEIGHT_STEPS, _LEAST_TOP, is_number)
+        inverse, unit, _ = step_of(e, b.load(best), WEIGHT_STEPS)
         e.store(b.fmul(inverse, ir.Constant(F32, float(LOTS))), target, 0, align=4)
         e.store(unit, target, 4, align=4)
         return context.get_dummy_value()
@@ -232,97 +199,13 @@ def whole_weights(typing, w, scales, tiles, distance, step, planes):
         w, scales, tiles, distance, step, planes = args
         e, b = Emitter(builder), builder
         inverse = e.broadcast(step, 0)
-        first = b.sub(e.splat(b.trunc(distance, I32)), ir.Constant(VI32, list(range(LANES))))
-        steps = e.variable(b.mul(first, const_i32(LOT_STEP)))
+        lots = Lots(e, distance)
         with cgutils.for_range(b, tiles, intp=I64) as loop:
             value = b.fmul(_scaled_weight(e, w, scales, b.mul(loop.index, const_i64(VECTOR))), inverse)
-            lot = b.and_(b.load(steps), const_i32(LOTS - 1))
-            b.store(b.sub(b.load(steps), const_i32(LOT_STEP * LANES)), steps)
-            fine = b.add(b.fptosi(value, VI32), lot)
-            at = b.mul(loop.index, const_i64(PLANES * LANES))
-            for plane in range(PLANES):
-                part = b.lshr(fine, const_i32(LOT_BITS + 8 * (PLANES - 1 - plane)))
-                e.store(b.trunc(part, VI8), planes, b.add(at, const_i64(plane * LANES)), align=LANES)
+            store_planes(e, lots.rounded(value), e.at(planes, b.mul(loop.index, const_i64(PLANES * LANES))))
         return context.get_dummy_value()
 
     return types.void(_I, _I, _I, _I, _I, _I), codegen
-
-
-def _emit_weigh(e: Emitter, group: int, columns: int, args: list[ir.Value]) -> None:
-    values, tiles, blocks, planes, planes_stride, w, w_stride, sums, sums_stride, den = args
-    b = e.b
-    word_bytes = b.mul(blocks, const_i64(VECTOR))  # 4 rows of V; of sums, a plane
-    targets = [strided(e, own, word_bytes, PLANES) for own in strided(e, sums, sums_stride, group)]
-    parts = [[[e.variable(e.load(t, c * VECTOR, VI32, align=VECTOR)) for c in range(columns)] for t in own]
-             for own in targets]  # fmt: skip
-    mass = [e.variable(e.load(den, 4 * n, F32, align=4)) for n in range(group)]
-    with cgutils.for_range(b, tiles, intp=I64) as tile:
-        start = e.at(values, b.mul(tile.index, b.shl(word_bytes, const_i64(2))))
-        weights = strided(e, e.at(planes, b.mul(tile.index, const_i64(PLANES * LANES))), planes_stride, group)
-        masses = strided(e, e.at(w, b.mul(tile.index, const_i64(VECTOR))), w_stride, group)
-        ask_for(e, start, VALUES_AHEAD_BYTES, VECTOR)
-        for i, words in enumerate(strided(e, start, word_bytes, LANES // 4)):
-            codes = [e.load(words, c * VECTOR, VI32, align=VECTOR) for c in range(columns)]
-            for n in range(group):
-                for plane, chains in enumerate(parts[n]):
-                    weight = e.broadcast(weights[n], plane * LANES + 4 * i, I32)
-                    for chain, code in zip(chains, codes, strict=True):
-                        b.store(dot4(e, b.load(chain), weight, code, 8), chain)
-            for row in range(4 * i, 4 * i + 4):
-                for n in range(group):
-                    b.store(b.fadd(b.load(mass[n]), e.load(masses[n], 4 * row, F32, align=4)), mass[n])
-    for n in range(group):
-        for target, chains in zip(targets[n], parts[n], strict=True):
-            for c, chain in enumerate(chains):
-                e.store(b.load(chain), target, c * VECTOR, align=VECTOR)
-        e.store(b.load(mass[n]), den, 4 * n, align=4)
-
-
-@intrinsic
-def weigh_words(
-    typing, group, columns, values, tiles, blocks, planes, planes_stride, w, w_stride, sums, sums_stride, den
-):
-    """`columns` (WIDE or 1) vectors of 16 dims: Σ whole weight · code over `tiles` tiles joins `group` queries' sums.
-
-    values: the first tile's codes of these dims; planes: what `whole_weights` wrote; sums: i32 [PLANES, padded_dim];
-    the weights f32 at `w` join den f32 [group], row after row. Strides are from query to query.
-    """
-
-    def codegen(context, builder, signature, args):
-        e = Emitter(builder)
-        for group in range(1, WEIGHED_GROUPS + 1):
-            for columns in (1, WIDE):
-                is_body = builder.and_(
-                    builder.icmp_unsigned("==", args[0], const_i64(group)),
-                    builder.icmp_unsigned("==", args[1], const_i64(columns)),
-                )
-                with builder.if_then(is_body):
-                    _emit_weigh(e, group, columns, list(args[2:]))
-        return context.get_dummy_value()
-
-    return types.void(*[_I] * 12), codegen
-
-
-@intrinsic
-def gather_planes(typing, sums, blocks, totals):
-    """totals f64 [padded_dim] += the planes' sums, 256 and 1 fold: exact. The sums are zeros again."""
-
-    def codegen(context, builder, signature, args):
-        sums, blocks, totals = args
-        e, b = Emitter(builder), builder
-        plane_bytes = b.mul(blocks, const_i64(VECTOR))
-        with cgutils.for_range(b, blocks, intp=I64) as loop:
-            at, wide_at = b.mul(loop.index, const_i64(VECTOR)), b.mul(loop.index, const_i64(2 * VECTOR))
-            total = e.load(totals, wide_at, _V64, align=VECTOR)
-            for plane, base in enumerate(strided(e, sums, plane_bytes, PLANES)):
-                part = b.sitofp(e.load(base, at, VI32, align=VECTOR), _V64)
-                weight = ir.Constant(_V64, [float(256 ** (PLANES - 1 - plane))] * LANES)
-                total = b.fadd(total, b.fmul(part, weight))
-                e.store(const_i32(0), base, at, align=VECTOR)
-            e.store(total, totals, wide_at, align=VECTOR)
-        return context.get_dummy_value()
-
-    return types.void(_I, _I, _I), codegen
 
 
 @intrinsic
@@ -336,7 +219,7 @@ def fold_totals(typing, acc, totals, unit, factor, blocks):
         step = e.broadcast(unit, 0)
         with cgutils.for_range(b, blocks, intp=I64) as loop:
             at = b.mul(loop.index, const_i64(VECTOR))
-            total = e.load(totals, b.mul(loop.index, const_i64(2 * VECTOR)), _V64, align=VECTOR)
+            total = e.load(totals, b.mul(loop.index, const_i64(2 * VECTOR)), V64, align=VECTOR)
             part = b.fmul(b.fptrunc(total, V32), step)
             before = e.load(acc, at, V32, align=VECTOR)
             with b.if_else(is_plain) as (plain, scaled):

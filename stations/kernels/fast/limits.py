@@ -8,23 +8,28 @@ CHUNK_BYTES = 1 << 16  # output of one chunk of a product
 MAX_QUERIES = 16  # queries (rows × heads of one KV head) that share a pass of attention
 ATTEND_ROWS = 16  # rows of one chunk of attention, about
 ROW_BLOCK = 64  # stored rows handled for every query before the next ones are loaded: they stay in L1
-CODED_BLOCK = 128  # the same for 8-bit rows, a multiple of 16
-CODED_GROUPS = 4  # queries at most whose products with 8-bit keys are computed side by side
-WEIGHED_GROUPS = 3  # the same with 8-bit values: their sums fill the registers
+CODED_BLOCK = 128  # the same for coded rows, a multiple of 16
+CODED_GROUPS = 4  # queries at most whose products with coded keys are computed side by side
+WEIGHED_GROUPS = 3  # the same with coded values: their sums fill the registers
 TILE_BLOCK_BYTES = 132  # of a row's block in a tile: 32 values and their sum
 INT8_BLOCK_BYTES = 52  # the same of 8-bit activations: 32 codes and five f32 (`int8.py`)
 FORM_F32, FORM_INT8 = 0, 1  # forms of activations in tiles
 _LANES = 16
 _VECTOR_BYTES = 64
 _MAX_SEGMENTS = 4
-CODED_SUMS = 4  # words a query and dim that sums over 8-bit rows take: two planes of i32, an f64
-CODED_AREA_BYTES = MAX_QUERIES * _VECTOR_BYTES + WEIGHED_GROUPS * 2 * CODED_BLOCK  # beside: steps, a block's weights
+CODED_SUMS = 4  # words a query and dim that sums over coded rows take: two planes of i32, an f64
+
+
+def coded_area_bytes(blocks: int) -> int:
+    """Of sums and whole weights over coded rows of `blocks` vectors of 16 dims (`attention_coded.py`)."""
+    groups = (blocks + 1) // 2
+    own = CODED_SUMS * blocks * _VECTOR_BYTES + 3 * groups * _VECTOR_BYTES
+    return MAX_QUERIES * own + WEIGHED_GROUPS * groups * 2 * CODED_BLOCK
 
 
 def attention_scratch_bytes(keys: int, padded_dim: int) -> int:
     """Scratch of one thread for rows that see up to `keys` stored rows."""
     tiles = -(-keys // _LANES) + 2 * _MAX_SEGMENTS
     weights = MAX_QUERIES * (tiles + 1) * _VECTOR_BYTES
-    prepared = ROW_BLOCK * max(MAX_QUERIES, padded_dim // _LANES + 1) * 4  # weights or scales of rows at hand
-    prepared += MAX_QUERIES * CODED_SUMS * padded_dim * 4 + CODED_AREA_BYTES
+    prepared = coded_area_bytes(padded_dim // _LANES)
     return weights + MAX_QUERIES * 3 * padded_dim * 4 + prepared + 20 * _VECTOR_BYTES

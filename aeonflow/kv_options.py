@@ -16,7 +16,7 @@ from .errors import UnsupportedError
 MODES = ("f32", "f16", "q8", "q8k", "q8v", "q4")  # q8k and q8v code K or V only
 CODED_MODES = ("q8", "q8k", "q8v", "q4")
 DEFAULT_MODE = "f32"
-DEFAULT_EXACT_RECENT = dict.fromkeys(CODED_MODES, 64)  # rows; beside `max_rows` none
+DEFAULT_EXACT_RECENT = {"q8": 32, "q8k": 32, "q8v": 32, "q4": 64}  # rows; beside `max_rows` none
 EXACT_SINKS = 4  # first rows that stay exact where recent ones do
 MAX_EXACT_RECENT = 4096
 EVICTIONS = ("recent", "born")
@@ -180,7 +180,7 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return {"kv": self.kv, **exact, **self.to_wire(), **overlay}
 
     def __str__(self) -> str:
-        """One line for people: `f16`, `q8 exact_recent=64`."""
+        """One line for people: `f16`, `q8 exact_recent=32`."""
         rest = (f"{name}={value}" for name, value in self.shown().items() if name != "kv")
         return " ".join((self.kv, *rest))
 

@@ -117,7 +117,7 @@ def _sizes(model: str | None) -> Any:
 
 
 def _named(kv: dict[str, Any]) -> str:
-    """`q8 exact_recent=64`."""
+    """`q8 exact_recent=32`."""
     return " ".join(str(value) if name == "kv" else f"{name}={value}" for name, value in kv.items())
 
 

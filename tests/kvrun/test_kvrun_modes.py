@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aeonflow.kv_options import CODED_MODES, parse_kv_options
+from aeonflow.kv_options import CODED_MODES, DEFAULT_EXACT_RECENT, parse_kv_options
 from stations.models.folder import ModelFolder
 
 from .fleets import PROMPT, Plain, engine_on, generated
@@ -94,7 +94,8 @@ async def test_a_mode_changes_logits_and_is_declared(model: ModelFolder, plain: 
         async with engine_on("layers:1", model, kv=mode) as engine:
             result = await engine.generate(PROMPT, max_tokens=1, ignore_eos=True).collect()
             status = await engine.status()
-        assert result.kv == status["kv"] == {"kv": mode, **({"exact_recent": 64} if mode in CODED_MODES else {})}
+        recent = {"exact_recent": DEFAULT_EXACT_RECENT[mode]} if mode in CODED_MODES else {}
+        assert result.kv == status["kv"] == {"kv": mode, **recent}
         declared[mode] = (result.exactness.cut, result.exactness.model)
     assert declared == {
         "f32": ("exact", "exact"), "f16": ("exact", "bounded"), "q8": ("exact", "certified"),

@@ -119,7 +119,7 @@ Kv = Annotated[
 ]
 KvExactRecent = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Newest rows kept exact beside coded ones (32, with q4 64).", rich_help_panel=KV_PANEL),
+    typer.Option(metavar="N", help="Newest rows kept exact beside coded ones (32; q4 64).", rich_help_panel=KV_PANEL),
 ]
 KvMax = Annotated[
     int | None,

@@ -66,6 +66,7 @@ def test_stations_of_different_roles_and_kinds_have_one_id() -> None:
 def test_other_bits_give_another_id() -> None:
     found = {"product.q4_1": EXPECTED["product.q4_1"], "lookup.q8_0": EXPECTED["lookup.q8_0"]}
     assert identify(found) == EXPECTED_ID
+    assert identify(found | {"attend": "0" * 64}) != EXPECTED_ID
     broken = found | {"lookup.q8_0": "0" * 64}
     assert identify(broken) not in (EXPECTED_ID, identify(broken | {"lookup.q8_0": "1" * 64}))
     assert identify(found | {"product.q3_x": "0" * 64}) != EXPECTED_ID
@@ -79,18 +80,18 @@ def test_a_cpu_without_avx512_makes_the_same_bits_in_smaller_tiles() -> None:
     tiles, found, _ = _digests_on(without, ["q4_1", "q8_0"])
     assert tiles == [3, 2, 1]
     assert found == {name: ALL[name] for name in found}
-    assert {"int8.q4_1", "int8.q8_0", "product.q4_1"} < found.keys()
+    assert {"attend", "int8.q4_1", "int8.q8_0", "product.q4_1"} < found.keys()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted({name.partition(".")[2] for name in EXPECTED}))
+@pytest.mark.parametrize("kind", sorted({name.partition(".")[2] for name in EXPECTED} - {""}))
 def test_a_generic_cpu_makes_the_same_bits_for_every_kind(kind: str) -> None:
     _, found, _ = _digests_on({"NUMBA_CPU_NAME": "generic"}, [kind])
     assert found == {name: ALL[name] for name in found}
-    assert len(found) == 2 + (f"int8.{kind}" in ALL)
+    assert len(found) == 3 + (f"int8.{kind}" in ALL)
 
 
 def test_warm_kernels_load_without_numba(compile_cache) -> None:
     _, found, has_numba = _digests_on({}, ["q4_1", "q8_0"])
-    assert len(found) == 6
+    assert len(found) == 7
     assert not has_numba

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EXPECTED: dict[str, str] = {
+    "attend": "14458f3e17d7c5d7b96604fa0c968b23df51051b4aeb9abfe61e2d60d2f93f94",
     "lookup.bf16": "554f93fe97074f166a82e402345005d9f8bbad18681a6806d417cc10d8987ad6",
     "lookup.f16": "da7fab95036db214b43d7293c03f9d304f606bd82e7e47d6b766b70ee8a9afd2",
     "lookup.f32": "801975b998883864f5cdf42a60e2f8873da50bccb10c3012e69ded241d4dcc0f",

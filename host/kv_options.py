@@ -64,6 +64,8 @@ def parse_overlay(text: str) -> dict[str, Any]:
     overlay: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
+        if name in overlay:
+            raise InvalidRequestError(f"o1 {text!r}: {name} is given twice")
         try:
             overlay[name] = _layers(value) if name == "layers" else int(value)
         except ValueError:

@@ -126,6 +126,7 @@ async def test_bytes_stay_the_same_once_layers_are_sealed_and_heads_are_reported
         ({"o1": "layers=9-2"}, "'layers=9-2' is not"),
         ({"o1": "layers=0-99999999999"}, "HI < 1024"),
         ({"o1": "n=3"}, "unknown field `n`"),
+        ({"o1": "m=32,w=64,m=8"}, "m is given twice"),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(keywords: dict[str, Any], reason: str) -> None:

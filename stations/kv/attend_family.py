@@ -70,7 +70,7 @@ class AttendFamily(LayerRows):
         """
         q = np.asarray(q_group, np.float32).reshape(-1, self.head_dim)
         rows = self.head_len(kv_head) if upto is None else min(upto, self.head_len(kv_head))
-        lo = min(first, max(rows - 1, 0))
+        lo = max(min(first, rows - 1), 0)
         result, probs = self._attend(q, kv_head, lo, rows, scale, softcap, sinks)
         out.reshape(q.shape)[:] = result
         hi = min(len(importance), rows)

@@ -142,6 +142,15 @@ def test_softcap_squashes_scores_before_the_softmax_and_leaves_the_sink() -> Non
     assert np.abs(out[0] - expected).max() < 1e-6
 
 
+def test_a_window_wider_than_the_cache_sees_every_row() -> None:
+    cache, _, _ = filled(1, 8, 5)
+    q, outs, masses = some_rows(5, 1, 2, 8).ravel(), np.zeros((2, 16), np.float32), np.zeros((2, 5), np.float32)
+    for first, out, mass in zip((5 - 12, 0), outs, masses, strict=True):
+        cache.attend_group(q, 0, out, mass, first=first)
+    assert bits(outs[0]) == bits(outs[1])
+    assert bits(masses[0]) == bits(masses[1])
+
+
 def test_scale_can_be_overridden() -> None:
     cache, k, v = filled(1, 16, 30)
     q = some_rows(5, 1, 1, 16)[0]

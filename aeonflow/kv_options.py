@@ -100,10 +100,10 @@ class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How the KV of a session is kept. Made by `parse_kv_options`, which checks it.
 
     `kv` is the storage of K and V rows; `exact_recent` newest rows stay exact beside coded ones, and with them the
-    first `EXACT_SINKS` (None: 64 of coded modes, none where rows leave one by one). `max_rows` bounds the rows of a
-    layer (0: no bound): when as many are stored, `evict` says which `eviction_step` of them leave, never one of the
-    first `sink`. `window`: rows that a query sees, the newest, itself included (0: all); older rows are dropped. `o1`:
-    layers of constant size.
+    first `EXACT_SINKS` (None: 32 in 8-bit modes, 64 in q4, none where rows leave one by one). `max_rows` bounds the
+    rows of a layer (0: no bound): when as many are stored, `evict` says which `eviction_step` of them leave, never one
+    of the first `sink`. `window`: rows that a query sees, the newest, itself included (0: all); older rows are dropped.
+    `o1`: layers of constant size.
     """
 
     kv: str = DEFAULT_MODE

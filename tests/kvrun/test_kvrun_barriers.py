@@ -18,10 +18,10 @@ from .test_kvrun_modes import MODES, QUICK, wire
 
 BARRIERS = {
     "f16": (),
-    "q8": (Barrier(4 + 64 + 32, 32),),
+    "q8": (Barrier(4 + 32 + 32, 32),),
     "q8 with few exact rows": (Barrier(4 + 16 + 64, 32),),
     "q8 without exact rows": (Barrier(64),),
-    "q8k": (Barrier(4 + 64 + 32, 32),),
+    "q8k": (Barrier(4 + 32 + 32, 32),),
     "q8v": (Barrier(64),),
     "q4": (Barrier(4 + 64 + 32, 32),),
     "q4 with few exact rows": (Barrier(4 + 8 + 32, 32),),

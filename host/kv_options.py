@@ -9,7 +9,7 @@ import re
 from typing import Any, TypedDict
 
 from aeonflow.errors import UnsupportedError
-from aeonflow.kv_options import KvOptions, parse_kv_options
+from aeonflow.kv_options import DEFAULT_EXACT_RECENT, KvOptions, parse_kv_options
 
 from .errors import InvalidRequestError, UnsupportedOptionError
 
@@ -89,8 +89,9 @@ def _layers(text: str) -> list[int]:
 def exactness_options(options: KvOptions, *, is_certified: bool = False) -> dict[str, object]:
     """What `explain` knows these options as. `is_certified`: O(1) layers are shown to gain on the model."""
     chosen: dict[str, object] = {"kv": options.kv}
-    if options.exact_recent is not None:
-        chosen["kv_exact_recent"] = options.exact_recent
+    recent = options.exact_recent
+    if recent is not None:
+        chosen["kv_exact_recent"] = "few" if 0 < recent < DEFAULT_EXACT_RECENT[options.kv] else recent
     if options.max_rows:
         chosen |= {"kv_max": options.max_rows, "kv_evict": options.eviction, "kv_sink": options.sink_rows}
     if options.window:

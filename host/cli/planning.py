@@ -72,6 +72,7 @@ def explain(
     """
     import msgspec
 
+    from host.kv_options import exactness_options, make_kv_options
     from host.plan import exactness
     from host.plan import explain as rows_of
     from host.plan.explain import TABLE
@@ -82,8 +83,10 @@ def explain(
     cache.check()
     if way.plan is not None:
         check_preset(way.plan)
-    options = way.given() | answer.given() | cache.given()
-    options.pop("approximate", None)  # it permits o1, and has no effect of its own
+    kept: dict[str, Any] = cache.given()
+    promised = exactness_options(make_kv_options(**kept))  # what some of these values are known as
+    kept.pop("approximate", None)  # it permits o1, and has no effect of its own
+    options = way.given() | answer.given() | {name: promised.get(name, value) for name, value in kept.items()}
     options |= {"pair_x": pair_x, "speculate": speculate}
     chosen = rows_of(options)
     together = exactness(options)

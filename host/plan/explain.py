@@ -63,6 +63,7 @@ TABLE: tuple[Effect, ...] = (
     Effect("o1", ANY, "exact", "approximate", "landmarks for old rows; by a report of eval --o1, or --approximate"),
     Effect("window", ANY, "exact", "approximate", "a query sees the newest rows only, older ones are dropped"),
     Effect("kv_exact_recent", "0", "exact", "approximate", "no exact rows beside coded ones: q8's KL grows with depth"),
+    Effect("kv_exact_recent", "few", "exact", "approximate", "fewer exact rows than were measured (32, q4 64)"),
     Effect("kv_exact_recent", ANY, "exact", "exact", "with coded modes only: newest rows kept exact (32, q4 64)"),
     Effect("pair_x", "off", "exact", "exact", "no residual seeds"),
     Effect("pair_x", "shadow", "exact", "exact", "seeds travel and are compared, never used"),

@@ -97,6 +97,10 @@ def test_explain_tells_both_answers_of_each_option_and_of_all_together(cli: RunC
         ("kernels", "bounded", "exact"),
     ]
     assert found["exactness"] == {"cut": "bounded", "model": "exact"}
+    few = json.loads(cli("explain", "--kv", "q4", "--kv-exact-recent", "8", "--json").out)
+    assert [(e["option"], e["value"], e["model"]) for e in few["options"][:2]] == [
+        ("kv", "q4", "certified"), ("kv_exact_recent", "few", "approximate"),
+    ]  # fmt: skip
     table = cli("explain").out.splitlines()
     assert table[0].split()[:4] == ["option", "value", "cut", "model"]
     assert len(table) > 30

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from host.errors import InvalidRequestError, UnsupportedOptionError
+from host.kv_options import exactness_options, make_kv_options
 from host.plan import effect_of, exactness, explain, mixed_numerics
 from host.plan.explain import CUT_LEVELS, MODEL_LEVELS, TABLE
 from host.result import Exactness
@@ -56,6 +57,20 @@ def test_an_unknown_option_or_value_is_refused() -> None:
     for option, value in (("route", "chain:x"), ("kernels", "fast:"), ("pair_x", "off:2")):
         with pytest.raises(InvalidRequestError, match=f"{option} '{value}': allowed is "):
             effect_of(option, value)
+
+
+@pytest.mark.parametrize(
+    ("kv", "recent", "model"),
+    [
+        ("q8", None, "certified"), ("q8", 32, "certified"), ("q8", 31, "approximate"), ("q8", 0, "approximate"),
+        ("q4", None, "certified"), ("q4", 64, "certified"), ("q4", 63, "approximate"), ("q4", 1, "approximate"),
+    ],
+)  # fmt: skip
+def test_coded_rows_are_certified_beside_as_many_exact_ones_as_were_measured(
+    kv: str, recent: int | None, model: str
+) -> None:
+    options = make_kv_options(kv=kv, kv_exact_recent=recent)
+    assert exactness(exactness_options(options)) == Exactness("exact", model)
 
 
 def test_every_row_declares_both_answers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ from kvrun.fleets import PROMPT, engine_on
 from aeonflow.messages import Close
 from host import Engine
 from host.errors import InvalidRequestError
-from host.speculate.model import DraftModel
+from host.request import Request
+from host.speculate.model import DraftModel, ModelProposer
 from stations.models.folder import ModelFolder
 from stations.models.synthetic import build_synthetic
 
 from .means import EagerSizer
 from .test_speculate_engine import SAMPLING, answer, seen
 
+WAIT_S = 30.0
 SMALL = "synthetic:layers=2,hidden=64,heads=4,kv_heads=2,ffn=256,vocab={vocab},context=256,seed=8"
 
 
@@ -33,8 +36,20 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def eager(engine: Engine) -> DraftModel:
     engine.drafters.times.num_plain = 99
     engine.drafters.new_sizer = lambda: EagerSizer(random.Random(4))  # type: ignore[method-assign]
-    assert engine.drafters.model is not None
-    return engine.drafters.model
+    drafts = engine.drafters.model
+    assert drafts is not None
+    open_at_once = drafts.open
+
+    async def open_read(request: Request) -> ModelProposer | None:
+        """The small model has read the prompt before the large one begins, whichever of them gets a core first."""
+        proposer = await open_at_once(request)
+        async with asyncio.timeout(WAIT_S):
+            while proposer is not None and not proposer._is_broken and proposer._sequence.oldest_in_flight is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        return proposer
+
+    drafts.open = open_read  # type: ignore[method-assign]
+    return drafts
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)

@@ -8,7 +8,7 @@ from aeonflow.kv_options import CODED_MODES, UNDO_ROWS, Barrier, KvOptions, chec
 from aeonflow.kv_sizes import KvShape, session_bytes
 
 from ..kv.errors import KvFormError
-from ..kv.eviction import policy_named
+from ..kv.eviction import Born, expected_use, policy_named
 from ..kv.layer_cache import LayerKvCache
 from ..kv.streams import F32
 from ..models.card import ModelCard
@@ -61,9 +61,7 @@ class KvLayout:
         options = self._on_layer(cache.wire_layer)
         cache.settle(position)
         if options.max_rows and cache.seq_len >= options.max_rows:
-            policy = policy_named(options.eviction, options.sink_rows)
-            # what the newest 64 to 128 rows have read: of all mass since its beginning an old row has most
-            cache.evict(options.max_rows - options.eviction_step, policy, cache.latest_mass)
+            self._evict(cache, options, position)
         if options.keeps_mass and is_barrier(options.layout_barriers(), position):
             cache.end_mass_block(position)
         if options.window:
@@ -72,6 +70,14 @@ class KvLayout:
             if not cache.o1_seal(self._card.num_heads):
                 raise KvFormError(f"layer {cache.wire_layer} was not sealed at {position}: {cache.o1_error}")
             cache.o1_mark()
+
+    def _evict(self, cache: LayerKvCache, options: KvOptions, position: int) -> None:
+        policy, keep = policy_named(options.eviction, options.sink_rows), options.max_rows - options.eviction_step
+        by = None
+        if isinstance(policy, Born):
+            contested = policy.contested(cache.seq_len, keep)
+            by = expected_use(cache.latest_mass, cache.importance, cache.positions, position, contested)
+        cache.evict(keep, policy, by)
 
     def reserved_bytes(self, layers: Sequence[int], max_positions: int) -> int:
         """Bytes that `layers` take when the session is full: what is reserved of the station's KV budget."""

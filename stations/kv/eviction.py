@@ -12,6 +12,8 @@ from .errors import KvShapeError
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
+UNREAD_ROWS = 640  # a row that came so many positions later makes up for one mean of what rows are read
+
 
 @dataclass(frozen=True, slots=True)
 class Recent:
@@ -38,23 +40,49 @@ class Born:
 
     sink: int = 4
 
+    def contested(self, rows: int, keep: int) -> slice:
+        """Of `rows` stored rows those that may leave, where `keep` < rows stay."""
+        sinks = min(self.sink, keep)
+        return slice(sinks, rows - min(max(keep // 2, 1), keep - sinks))
+
     def kept(self, importance: F32, keep: int) -> I64:
         """Rows to keep of len(importance), ascending."""
         rows = len(importance)
         if rows <= keep:
             return np.arange(rows)
-        sinks = min(self.sink, keep)
-        recent = min(max(keep // 2, 1), keep - sinks)
-        chosen = np.zeros(rows, bool)
-        chosen[:sinks] = True
-        chosen[rows - recent :] = True
-        rest = np.flatnonzero(~chosen)
-        by_mass = rest[np.argsort(-importance[rest], kind="stable")]
+        among = self.contested(rows, keep)
+        chosen = np.ones(rows, bool)
+        chosen[among] = False
+        by_mass = among.start + np.argsort(-importance[among], kind="stable")
         chosen[by_mass[: keep - int(chosen.sum())]] = True
         return np.flatnonzero(chosen)
 
 
 EvictionPolicy = Recent | Born
+
+
+def expected_use(latest: F32, total: F32, positions: I64, position: int, contested: slice) -> F32:
+    """How much each stored row is likely to be read from `position` on, f32 [rows]: the importance that sessions hand
+    to Born. Zero for rows that are not contested.
+
+    Three guesses, added: what the newest rows have read of it (`latest`), what has been read of it since it came
+    (`total` over its age), each as a multiple of the contested rows' mean; and, since of rows that nothing has read the
+    newer are likelier to be read, max(n − d, 0) / `UNREAD_ROWS`, with n contested rows and d positions between the row
+    and the newest of them.
+
+    Sums are f64 in the order of the rows: the same rows stay wherever this is computed.
+    """
+    found = np.zeros(len(positions), np.float32)
+    came = positions[contested]
+    if not len(came):
+        return found
+    use = np.maximum(came - came[-1] + len(came), 0) / UNREAD_ROWS
+    for mass in (latest[contested].astype(np.float64), total[contested] / (position - came).astype(np.float64)):
+        in_all = np.cumsum(mass)[-1]
+        if in_all > 0:
+            use += mass * (len(mass) / in_all)
+    found[contested] = use
+    return found
 
 
 def policy_named(name: str, sink: int = 4) -> EvictionPolicy:

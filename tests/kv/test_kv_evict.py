@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from stations.kv import Born, KvCache, KvFormError, KvShapeError, LayerKvCache, Recent, RollbackError, policy_named
+from stations.kv.eviction import UNREAD_ROWS, expected_use
 from stations.kv.importance import Importance
 
 from .fast_attention import fast_attend
@@ -54,6 +59,63 @@ def test_born_gives_ties_to_the_older_rows_and_never_exceeds_its_budget() -> Non
     assert Born().kept(equal, 10).tolist() == list(range(10))
     assert Born().sink == 4
     assert isinstance(KvCache(1, 1, 1, 1).policy, Born)
+
+
+def use_of(latest: F32, total: F32, rows: int = 12, keep: int = 6, sink: int = 1) -> F32:
+    return expected_use(latest, total, np.arange(rows), rows, Born(sink).contested(rows, keep))
+
+
+def test_expected_use_adds_what_was_read_lately_and_since_the_row_came_in_means_of_those_that_may_leave() -> None:
+    latest, total = np.zeros((2, 12), np.float32)
+    latest[[0, 2, 5, 11]] = 900, 3, 1, 900  # the sink's and the newest rows' do not count
+    total[[0, 2, 3, 11]] = 900, 10, 27, 900
+    newer = np.arange(1, 9) / UNREAD_ROWS
+    lately = np.array([0, 3, 0, 0, 1, 0, 0, 0]) / 0.5
+    since = np.array([0, 1, 3, 0, 0, 0, 0, 0]) / 0.5  # ages 10 and 9
+    found = use_of(latest, total)
+    assert np.allclose(found[1:9], newer + lately + since, rtol=1e-6)
+    assert not found[[0, 9, 10, 11]].any()
+    assert Born(1).kept(found, 6).tolist() == [0, 2, 3, 9, 10, 11]
+
+
+def test_of_rows_that_nothing_has_read_the_newer_are_expected_to_be_of_use() -> None:
+    nothing = np.zeros(12, np.float32)
+    assert Born(1).kept(use_of(nothing, nothing), 6).tolist() == [0, 7, 8, 9, 10, 11]
+    few = nothing.copy()
+    few[2] = 1.0
+    assert Born(1).kept(use_of(few, few), 6).tolist() == [0, 2, 8, 9, 10, 11]
+    even = np.arange(12, 0, -1, np.float32)  # in proportion to age: read alike
+    assert Born(1).kept(use_of(nothing, even), 6).tolist() == [0, 7, 8, 9, 10, 11]
+    assert not expected_use(nothing, nothing, np.arange(12), 12, slice(6, 6)).any()
+    one = expected_use(few, few, np.arange(12), 12, slice(2, 3))
+    assert one[2] == np.float32(2 + 1 / UNREAD_ROWS)
+    far = np.array([0, 1, 2, 3, 500, 504, 505, 506])  # those that came long before are alike
+    found = expected_use(nothing[:8], nothing[:8], far, 507, slice(1, 6)) * UNREAD_ROWS
+    assert found.tolist() == [0, 0, 0, 0, 1, 5, 0, 0]
+
+
+@given(
+    masses=arrays(np.float32, (2, 40), elements=st.just(0.0) | st.floats(2**-9, 64, width=32)),
+    gaps=arrays(np.int64, 40, elements=st.integers(1, 9)),
+    keep=st.integers(1, 39),
+    sink=st.integers(0, 6),
+    row=st.integers(0, 39),
+)
+def test_a_row_that_stays_would_have_stayed_had_more_been_read_of_it_and_units_do_not_matter(
+    masses: F32, gaps: npt.NDArray[np.int64], keep: int, sink: int, row: int
+) -> None:
+    policy, positions = Born(sink), np.cumsum(gaps)
+    contested = policy.contested(40, keep)
+
+    def kept(latest: F32, total: F32) -> list[int]:
+        return policy.kept(expected_use(latest, total, positions, int(positions[-1]) + 1, contested), keep).tolist()
+
+    chosen = kept(*masses)
+    assert len(chosen) == keep
+    assert kept(*masses * np.float32(0.25)) == chosen  # a power of two: no other rounding
+    more = masses.copy()
+    more[:, row] = 2 * more[:, row] + 1
+    assert row in kept(*more) or row not in chosen
 
 
 @pytest.mark.parametrize("mode", ["q8k", "q8v", "q8", "f16"])

@@ -136,6 +136,23 @@ async def test_mass_below_a_barrier_cannot_be_taken_back_so_the_station_starts_f
         assert await engine.network.resume(sequence, 50) == 0
 
 
+def test_sessions_keep_what_was_read_lately_or_all_along_and_of_the_rest_the_newest(model: ModelFolder) -> None:
+    layout = KvLayout(model.card, options_of("born"))
+    cache = layout.new_cache(0, 300)
+    for position in range(128):
+        if position % 64 == 0:
+            layout.change_form(cache, position)
+        rows = np.zeros((1, model.card.num_kv_heads * model.card.head_dim), np.float32)
+        cache.append(rows, rows)
+        reads = np.zeros(position + 1, np.float32)
+        reads[20:22] = 0.05  # two all along
+        reads[30:31] = 0.5 * (position == 127)  # one lately
+        cache.hold_imp(position, reads)
+    layout.change_form(cache, 128)
+    assert cache.positions.tolist() == [0, 1, 2, 3, 20, 21, 30, *range(39, 128)]
+    assert cache.latest_mass[4] == pytest.approx(64 * 0.05, rel=1e-5)
+
+
 def test_barriers_are_where_rows_leave_and_where_mass_is_settled() -> None:
     assert options_of("born").layout_barriers() == (Barrier(128, 32), Barrier(64, 64))
     assert options_of("recent").layout_barriers() == (Barrier(150, 37),)

@@ -51,12 +51,26 @@ def test_processes_that_warm_an_empty_cache_at_once_compile_once(tmp_path: Path)
     assert units.address("lookup.f32") != units.address("lookup.q4_1")
 
 
-def test_a_compiler_that_fails_is_reported_in_one_line_with_its_last_words(tmp_path: Path) -> None:
-    numba = tmp_path / "shadow" / "numba"
+def _with_numba(folder: Path, source: str) -> CompileCache:
+    """A cache whose compilers find another numba."""
+    numba = folder / "shadow" / "numba"
     numba.mkdir(parents=True)
-    (numba / "__init__.py").write_text("raise ImportError('no numba on this machine')")
+    (numba / "__init__.py").write_text(source)
     environment = dict(os.environ) | {"PYTHONPATH": str(numba.parent)}
-    cache = CompileCache(tmp_path / "cache", current_target(os.environ), environment)
+    return CompileCache(folder / "cache", current_target(os.environ), environment)
+
+
+def test_what_a_build_left_that_was_ended_half_way_is_not_used(tmp_path: Path) -> None:
+    tell = "import os; raise ImportError(f'left {os.path.exists(os.environ[\"NUMBA_CACHE_DIR\"])}')"
+    cache = _with_numba(tmp_path, tell)
+    (cache.folder / "numba").mkdir(parents=True)
+    (cache.folder / "numba" / "attend_rows.nbi").write_text("of sources that have changed since")
+    with pytest.raises(KernelError, match="ImportError: left False"):
+        cache.ensure(["lookup.f32"])
+
+
+def test_a_compiler_that_fails_is_reported_in_one_line_with_its_last_words(tmp_path: Path) -> None:
+    cache = _with_numba(tmp_path, "raise ImportError('no numba on this machine')")
     with pytest.raises(KernelError, match=r"lookup.f32 could not be compiled \(ImportError: no numba on this machine"):
         cache.ensure(["lookup.f32"])
 

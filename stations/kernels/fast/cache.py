@@ -74,7 +74,12 @@ class CompileCache:
             self._compile(wanted, lambda count: progress(done + count, len(names)))
 
     def _compile(self, names: Sequence[str], on_done: Callable[[int], None]) -> None:
-        """Compile in up to two children at once."""
+        """Compile in up to two children at once.
+
+        They find nothing of a build before, which may have been ended half-way: numba knows a function by the file it
+        stands in, not by those that it calls.
+        """
+        self._forget_functions()
         shares = [share for share in divide(names, _NUM_CHILDREN) if share]
         children = [_Child(self.folder, share, self._environment) for share in shares]
         finished = 0
@@ -94,10 +99,13 @@ class CompileCache:
             child.stop_if_late(is_late=reader.is_alive())
             reader.join()
             child.finish()
-        shutil.rmtree(self.folder / _NUMBA_FOLDER, ignore_errors=True)
+        self._forget_functions()
         if missing := self.missing(names):
             words = " / ".join(child.last_words for child in children if child.last_words)
             raise KernelError(f"fast kernels: {', '.join(missing)} could not be compiled ({words or 'no message'})")
+
+    def _forget_functions(self) -> None:
+        shutil.rmtree(self.folder / _NUMBA_FOLDER, ignore_errors=True)
 
 
 def divide(names: Sequence[str], num_shares: int) -> list[list[str]]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from aeonflow.kv_options import EXACT_SINKS
 
-from .errors import KvFormError, RollbackError
+from .errors import KvFormError, KvShapeError, RollbackError
 from .eviction import EvictionPolicy
 from .overlay_layer import OverlayLayer
 from .recurrent import RecurrentState
@@ -83,6 +83,8 @@ class LayerKvCache(OverlayLayer):
 
     def truncate_last(self, count: int) -> None:
         """Take back the newest `count` rows, and any scratch. Raises RollbackError for more than can be undone."""
+        if count < 0:
+            raise KvShapeError(f"{count} rows to take back: 0 or more")
         count = min(count, self.pos_len)
         if self.wire_kind is RecordKind.LINEAR:
             if count > self._recurrent.undo_rows:
@@ -135,7 +137,12 @@ class LayerKvCache(OverlayLayer):
         self._recurrent.scratch = np.asarray(scratch, np.float32).ravel()
 
     def linear_advance(self, states: F32, *, may_be_rejected: bool = False) -> None:
-        """The states after each row of a pass, f32 [rows, values]; with `may_be_rejected` those before are kept."""
+        """The states after each row of a pass, f32 [rows, values]; with `may_be_rejected` those before are kept.
+
+        Raises KvFormError on a layer that holds rows.
+        """
+        if self.seq_len or self._overlay is not None:
+            raise KvFormError(f"linear_advance on a layer of {self.seq_len} rows: a recurrent layer stores none")
         self.wire_kind = RecordKind.LINEAR
         self._recurrent.advance(np.asarray(states, np.float32), may_be_rejected=may_be_rejected)
         self._next += len(states)
@@ -143,7 +150,9 @@ class LayerKvCache(OverlayLayer):
     # ring
 
     def install_bounded(self, window: int) -> None:
-        """Make this a ring of `window` rows, for good."""
+        """Make this empty layer a ring of `window` rows, for good. Raises KvFormError on one that is not empty."""
+        if self._next or self._overlay is not None:
+            raise KvFormError(f"install_bounded at position {self._next}: a ring begins on an empty layer")
         self._ring = BoundedRing(self.num_kv_heads, self.head_dim, window)
         self.wire_kind = RecordKind.BOUNDED
 

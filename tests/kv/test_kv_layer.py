@@ -70,6 +70,13 @@ def test_truncation_drops_the_newest_rows() -> None:
     assert (cache.seq_len, cache.pos_len) == (0, 0)
 
 
+def test_fewer_than_no_rows_are_not_taken_back() -> None:
+    cache, _, _ = filled(1, 4, 3)
+    with pytest.raises(KvShapeError, match="-1 rows to take back: 0 or more"):
+        cache.truncate_last(-1)
+    assert (cache.seq_len, cache.pos_len) == (3, 3)
+
+
 def test_truncated_importance_does_not_come_back_with_new_rows() -> None:
     cache, k, v = filled(1, 4, 3)
     cache.accumulate_imp(np.array([1.0, 2.0, 3.0], np.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stations.kv import KvCache, LayerKvCache, RecordError, RecordKind, RollbackError
+from stations.kv import KvCache, KvFormError, LayerKvCache, RecordError, RecordKind, RollbackError
 from stations.kv.recurrent import DeltaGeometry, DeltaRow, delta_step, initial_state
 
 from .kv_rows import F32, bits, some_rows
@@ -97,6 +97,14 @@ def test_a_linear_record_is_f32_whatever_the_flag_and_bound_to_its_identity(f16:
     short.linear_advance(np.ones((1, 3), np.float32))
     with pytest.raises(RecordError, match="a recurrent state of 4 values, this layer's has 3"):
         short.import_wire(record)
+
+
+def test_a_layer_with_rows_does_not_become_a_recurrent_one() -> None:
+    layer = LayerKvCache(1, 4)
+    layer.append(np.ones(4), np.ones(4))
+    with pytest.raises(KvFormError, match="a layer of 1 rows: a recurrent layer stores none"):
+        layer.linear_advance(np.ones((1, 3), np.float32))
+    assert (layer.wire_kind, layer.pos_len) == (RecordKind.FULL, 1)
 
 
 def test_recurrent_layers_neither_call_for_eviction_nor_are_evicted() -> None:

@@ -203,6 +203,10 @@ def test_a_ring_keeps_its_size_over_clear_and_refuses_what_it_cannot_do() -> Non
     assert not layer.bounded.k.any()
     with pytest.raises(KvFormError, match="use bounded_step"):
         layer.append(np.ones(HEADS * DIM), np.ones(HEADS * DIM))
+    filled = LayerKvCache(HEADS, DIM)
+    filled.append(np.ones(HEADS * DIM), np.ones(HEADS * DIM))
+    with pytest.raises(KvFormError, match="at position 1: a ring begins on an empty layer"):
+        filled.install_bounded(WINDOW)
     with pytest.raises(KvShapeError, match="161 rows"):
         ring(161)
     with pytest.raises(KvShapeError, match="160 columns together"):

@@ -188,7 +188,9 @@ class LayerRows:
         if wanted != list(self._slots):
             if self._alive_known:
                 raise KvShapeError(f"heads alive changed from {list(self._slots)} to {wanted} within a sequence")
+            at = self._next  # above 0 with no rows: those of an imported tail were all taken back before it travelled
             self._start(wanted)
+            self._base = self._form_position = self._next = at
         self._alive_known = True
 
     def _change_form(self) -> bool:

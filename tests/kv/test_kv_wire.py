@@ -125,6 +125,19 @@ def test_dead_heads_travel_as_empty_lists() -> None:
     assert target.seq_len == 3
 
 
+def test_a_tail_without_rows_travels_with_its_position_whichever_heads_are_alive() -> None:
+    source, alive = LayerKvCache(2, 4), [True, False]
+    source.append(np.ones(8 * 30), np.ones(8 * 30), alive)
+    assert source.trim_window(5, 5, 10) == 20
+    target = LayerKvCache(2, 4)
+    target.import_wire(source.export_wire())
+    target.truncate_to(20)
+    again = LayerKvCache(2, 4)
+    again.import_wire(target.export_wire())
+    again.append(np.ones(8), np.ones(8), alive)
+    assert (again.base, again.seq_len, again.pos_len, again.head_len(1)) == (20, 1, 21, 0)
+
+
 def test_another_geometry_is_refused_naming_both() -> None:
     record = LayerKvCache(2, 4).export_wire()
     with pytest.raises(RecordError, match=r"2×4.*2×8"):

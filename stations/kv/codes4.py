@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .memory import LANES, aligned_zeros, padded
 from .streams import F32, I64, KEYS, VALUES, StoredRows, blocks_of, next_capacity
 from .table import Form
-from .whole_numbers import seen_products, whole_numbers, whole_weights
+from .whole_numbers import LEVEL_STEPS, QUERY4_STEPS, seen_products, whole_numbers, whole_weights
 
 U8 = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]
@@ -27,8 +27,6 @@ SHIFTS = np.arange(0, 4 * WORD_CODES, 4, dtype=np.uint32)
 F16_MAX = np.float32(65504)
 QUAD = 4  # rows of V side by side
 MIDDLE = np.float32(TOP / 2)
-QUERY_STEPS = 127  # a query's largest |q ⊙ scale| in a group of rows: a signed byte
-LEVEL_STEPS = 1 << 21  # a query's largest weight times a row's middle
 
 
 def encode4(values: F32, axis: int) -> tuple[U8, F16, F16]:
@@ -133,7 +131,7 @@ class Keys4(Coded4):
         out = np.empty((len(q), upto - first), np.float32)
         for group in range(first // GROUP, -(-upto // GROUP)):
             scale, middle = _middles(self.scales[slot, group], self.minima[slot, group])
-            whole, unit = whole_numbers(q * scale, QUERY_STEPS)
+            whole, unit = whole_numbers(q * scale, QUERY4_STEPS)
             codes = self._tiles(slot, group, group + 1).swapaxes(1, 2).reshape(GROUP, -1).astype(np.float64)
             level = np.add.accumulate(q * middle, axis=1, dtype=np.float32)[:, -1:]
             scores = _centred(whole @ codes.T, whole, unit) + level

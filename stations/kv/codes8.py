@@ -28,7 +28,7 @@ from .streams import (
     next_capacity,
 )
 from .table import Form
-from .whole_numbers import whole_numbers, whole_weights
+from .whole_numbers import QUERY8_STEPS, whole_numbers, whole_weights
 
 I8 = npt.NDArray[np.int8]
 KEY_GROUP = 32  # channels that share a scale in K: logits feel the error of a dot product
@@ -37,7 +37,6 @@ LEAST_SCALE = np.float32(1e-12)
 LEAST_COLUMN = np.float32(1e-6)
 WORD = 4  # codes side by side
 KEY_BIAS = 128  # K codes are stored as unsigned bytes
-QUERY_STEPS = 127 * 256  # a query's largest |q ⊙ col|: two signed bytes, high · 256 + low
 
 
 def round_away(x: F32) -> F32:
@@ -158,7 +157,7 @@ class Keys8(Coded8, TiledRows):
 
     def dots(self, slot: int, q: F32, first: int, upto: int) -> F32:
         """Whole numbers times whole numbers: exact in f64, in any order."""
-        whole, unit = whole_numbers(q if self.columns is None else q * self.columns[slot], QUERY_STEPS)
+        whole, unit = whole_numbers(q if self.columns is None else q * self.columns[slot], QUERY8_STEPS)
         out = np.empty((len(q), upto - first), np.float32)
         for lo, hi in blocks_of(first, upto):
             at = np.arange(lo, hi)

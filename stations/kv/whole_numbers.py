@@ -12,6 +12,9 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
+QUERY8_STEPS = 127 * 256  # a query's largest |q ⊙ col| beside 8-bit keys: two signed bytes, high · 256 + low
+QUERY4_STEPS = 127  # its largest |q ⊙ scale| beside a group of 4-bit ones: a signed byte
+LEVEL_STEPS = 1 << 21  # its largest weight times a 4-bit row's middle
 WEIGHT_STEPS = 255 * 256  # a query's largest weight times row scale: two unsigned bytes
 LOTS = 256  # parts of a step that decide whether a weight is rounded up, against its row's lot
 LOT_STEP = 159  # from row to row: odd, near 256 / 1.618, so lots of a few rows lie far apart, those of 256 all differ

@@ -14,8 +14,7 @@ from blake3 import blake3
 
 from stations.kernels.fast.target import current_target, settings_without
 from stations.kv import LayerKvCache
-from stations.kv.codes8 import QUERY_STEPS
-from stations.kv.whole_numbers import WEIGHT_STEPS, whole_numbers, whole_weights
+from stations.kv.whole_numbers import QUERY8_STEPS, WEIGHT_STEPS, whole_numbers, whole_weights
 
 from .fast_attention import fast_attend
 from .fast_store import fast_append
@@ -24,9 +23,9 @@ from .kv_rows import bits, filled, softmax_attention, some_rows
 
 def test_queries_and_weights_are_whole_within_half_a_unit_of_their_largest() -> None:
     q = some_rows(1, 1, 5, 48, spread=3)[0]
-    whole, unit = whole_numbers(q, QUERY_STEPS)
+    whole, unit = whole_numbers(q, QUERY8_STEPS)
     assert np.abs(whole * unit[:, None].astype(np.float64) - q).max() <= unit.max() * 0.51
-    assert np.abs(whole).max(axis=1).tolist() == [QUERY_STEPS] * 5
+    assert np.abs(whole).max(axis=1).tolist() == [QUERY8_STEPS] * 5
     weights, scales = np.abs(some_rows(2, 1, 5, 48)[0]), np.abs(some_rows(3, 1, 1, 48)[0, 0])
     weights[:, 7] = 0
     scales[7] = np.nan  # a row that is not visible, whatever it holds

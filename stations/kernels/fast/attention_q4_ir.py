@@ -11,15 +11,15 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from stations.kv.whole_numbers import LEVEL_STEPS, LOTS, QUERY4_STEPS, WEIGHT_STEPS
+
 from .attention_forms import CODED_AHEAD_BYTES, VECTOR, ask_for, strided
-from .attention_whole_ir import LOTS, PLANES, WEIGHT_STEPS, Lots, step_of, store_planes
+from .attention_whole_ir import PLANES, Lots, step_of, store_planes
 from .compiled import intrinsic
 from .dot import dot4
 from .limits import CODED_GROUPS
 from .vector import F32, I32, I64, LANES, V16, V32, VI8, VI32, ZERO, Emitter, const_f32, const_i32, const_i64
 
-QUERY_STEPS = 127.0  # the largest whole number of a query
-LEVEL_STEPS = float(1 << 21)  # of a weight times a row's middle
 HALF_BYTES = 32  # 16 numbers in f16
 TWICE_MIDDLE = 15
 LEVELS = 3  # vectors a query and group of 32 dims: lanes of whole weights, of whole levels, `Totals`
@@ -69,7 +69,7 @@ class _Queries:
                 b.store(e.larger_size(e.size(product), b.load(self.tops[n])), self.tops[n])
         inverses = []
         for n in range(self.group):
-            inverse, unit, is_number = step_of(e, b.load(self.tops[n]), QUERY_STEPS)
+            inverse, unit, is_number = step_of(e, b.load(self.tops[n]), QUERY4_STEPS)
             inverses.append((e.splat(inverse), e.splat(is_number)))
             b.store(e.splat(b.fmul(unit, ir.Constant(F32, 0.5))), self.units[n])
             b.store(e.splat(e.sum(b.load(self.levels[n]))), self.levels[n])

@@ -11,14 +11,15 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from stations.kv.whole_numbers import LOTS, QUERY8_STEPS, WEIGHT_STEPS
+
 from .attention_forms import VECTOR, ask_for, strided
-from .attention_whole_ir import LOTS, PLANES, V64, WEIGHT_STEPS, Lots, step_of, store_planes
+from .attention_whole_ir import PLANES, V64, Lots, step_of, store_planes
 from .compiled import intrinsic
 from .dot import dot4
 from .limits import CODED_GROUPS
 from .vector import F32, I32, I64, LANES, V32, VI8, VI32, ZERO, Emitter, const_i32, const_i64
 
-QUERY_STEPS = 127.0 * 256  # the largest whole number of a query
 KEYS_AHEAD_BYTES = 12288  # how far before their use keys are asked for, line by line
 _KEY_BIAS = 128
 _I = types.int64
@@ -26,7 +27,7 @@ _I = types.int64
 
 @intrinsic
 def whole_query(typing, q, column, blocks, target):
-    """q f32 [padded_dim] ⊙ column (0: ones) as whole numbers within ±QUERY_STEPS.
+    """q f32 [padded_dim] ⊙ column (0: ones) as whole numbers within ±QUERY8_STEPS.
 
     target, as large as q: i8 [padded_dim] the high bytes, i8 [padded_dim] the low ones, of high · 256 + low; i32
     [groups] −128 times the group's sum; behind 3 · padded_dim bytes the unit, f32.
@@ -48,7 +49,7 @@ def whole_query(typing, q, column, blocks, target):
         best = e.variable(const_i32(0))
         with cgutils.for_range(b, blocks, intp=I64) as loop:
             b.store(e.larger_size(e.size(value(loop.index)), b.load(best)), best)
-        inverse, unit, is_number = step_of(e, b.load(best), QUERY_STEPS)
+        inverse, unit, is_number = step_of(e, b.load(best), QUERY8_STEPS)
         e.store(unit, target, b.mul(padded, const_i64(3)), align=4)
         used, factor = e.splat(is_number), e.splat(inverse)
         low_at, sums_at = e.at(target, padded), e.at(target, b.mul(padded, const_i64(2)))

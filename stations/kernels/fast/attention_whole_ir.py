@@ -11,6 +11,7 @@ from numba import types
 from numba.core import cgutils
 
 from stations.kv.table import Form
+from stations.kv.whole_numbers import LEAST_TOP, LOT_STEP, LOTS
 
 from .attention_forms import VECTOR, ask_for, strided
 from .compiled import intrinsic
@@ -18,33 +19,29 @@ from .dot import dot4
 from .limits import CODED_BLOCK, WEIGHED_GROUPS
 from .vector import F32, I32, I64, LANES, VI8, VI32, Emitter, const_i32, const_i64
 
-WEIGHT_STEPS = 255.0 * 256  # the largest whole number of a weight
 PLANES = 2  # bytes of a weight, the higher first
-LOT_BITS = 8
-LOTS = 1 << LOT_BITS  # parts of a step that decide whether a weight is rounded up, against its row's lot
-LOT_STEP = 159  # from row to row: odd, near 256 / 1.618, so lots of a few rows lie far apart, those of 256 all differ
+LOT_BITS = LOTS.bit_length() - 1
 WIDE = 4  # vectors of 16 dims of V that one pass carries, where that many are left
 VALUES_AHEAD_BYTES = 8192  # how far before their use values are asked for, a line now and then
 NIBBLES = const_i32(0x0F0F0F0F)
 F64 = ir.DoubleType()
 V64 = ir.VectorType(F64, LANES)
-_LEAST_TOP = 2.0**-100
 _INFINITY_BITS = 0x7F800000
 _SCALAR_0, _NAN = (ir.Constant(F32, value) for value in (0.0, float("nan")))
 _Q8, _Q4 = int(Form.Q8), int(Form.Q4)
 _I = types.int64
 
 
-def step_of(e: Emitter, sizes: ir.Value, steps: float) -> tuple[ir.Value, ir.Value, ir.Value]:
+def step_of(e: Emitter, sizes: ir.Value, steps: int) -> tuple[ir.Value, ir.Value, ir.Value]:
     """(steps / top, top / steps, whether all are numbers) of the largest of 16 sizes.
 
     Below a least top the first is 0; where not all are numbers it is 0 and the second NaN.
     """
     b = e.b
     bits = e.tree(sizes, e.larger_size)
-    top, count = b.bitcast(bits, F32), ir.Constant(F32, steps)
+    top, count = b.bitcast(bits, F32), ir.Constant(F32, float(steps))
     is_number = b.icmp_signed("<", bits, ir.Constant(I32, _INFINITY_BITS))
-    is_used = b.and_(is_number, b.fcmp_ordered(">=", top, ir.Constant(F32, _LEAST_TOP)))
+    is_used = b.and_(is_number, b.fcmp_ordered(">=", top, ir.Constant(F32, float(LEAST_TOP))))
     inverse = b.select(is_used, b.fdiv(count, top), _SCALAR_0)
     return inverse, b.select(is_number, b.fdiv(top, count), _NAN), is_number
 

@@ -23,15 +23,15 @@ _COMPILE_COST_S = {LAYERS: 5.0, ATTEND: 6.0, ROW: 0.3, OVERLAY: 6.0, "product": 
 STRAIGHT_FAMILIES = ("product", "int8", "lookup")  # long vector code without branches
 
 _PACKAGE = Path(__file__).parent
-_KV_TABLE = "../../kv/table.py"
+_KV = ("../../kv/table.py", "../../kv/whole_numbers.py")
 _LAYOUT = ("../../layout/formats.py", "../../layout/matrix.py")
 _COMMON = ("compiler.py", "compiled.py", "target.py", "vector.py", "machine.py", "limits.py", "units.py")
 # what a unit is made from: a change there, and only there, makes it another unit in the compile cache
 SOURCES = {
     LAYERS: (*_COMMON, "fields.py", "codes.py", "product.py", "dot.py", "int8.py", "rows.py", "rope.py", "kv_codes.py",
-             "jobs.py", "pool.py", "layers.py", _KV_TABLE, *_LAYOUT),
-    ATTEND: (*_COMMON, "attend_unit.py", "attention*.py", "dot.py", _KV_TABLE),
-    OVERLAY: (*_COMMON, "overlay_unit.py", "fields.py", "attention*.py", "dot.py", _KV_TABLE, "../../kv/nystrom.py"),
+             "jobs.py", "pool.py", "layers.py", *_KV, *_LAYOUT),
+    ATTEND: (*_COMMON, "attend_unit.py", "attention*.py", "dot.py", *_KV),
+    OVERLAY: (*_COMMON, "overlay_unit.py", "fields.py", "attention*.py", "dot.py", *_KV, "../../kv/nystrom.py"),
     ROW: (*_COMMON, "fields.py", "row_fields.py", "row_unit.py"),
     "product": (*_COMMON, "codes.py", "product.py", *_LAYOUT),
     "int8": (*_COMMON, "codes.py", "product.py", "dot.py", "int8.py", *_LAYOUT),

@@ -13,6 +13,8 @@ from aeonflow.tensors import Kind, Port, Tensor, pack_tensors
 from stations.core.drafts import MAX_QUEUED_DRAFTS
 from stations.core.station import Station
 from stations.kv.eviction import Born
+from stations.kv.layer_cache import LayerKvCache
+from stations.kv.ring import RingRope, RingWeights
 from tests.station.cores import HOST, run_queue, tensor
 
 from .cases import NUM_PROMPT, Case
@@ -124,13 +126,25 @@ def test_drafts_of_positions_that_nothing_leads_to_are_dropped(case: Case, net: 
     end_well(case, net)
 
 
+def ring_like(cache: LayerKvCache, num_rows: int) -> LayerKvCache:
+    """A bounded layer of the same shape at position `num_rows`."""
+    heads, dim = cache.num_kv_heads, cache.head_dim
+    ring = LayerKvCache(heads, dim)
+    ring.install_bounded(8)
+    weights, rope = RingWeights(*np.ones((2, heads, 1, dim), np.float32)), RingRope(np.ones(dim // 2))
+    row = np.ones(heads * dim, np.float32)
+    for _ in range(num_rows):
+        ring.bounded_step(row, row, row, weights, rope, 1.0, heads, np.zeros(heads * dim, np.float32))
+    return ring
+
+
 def test_a_cache_whose_rows_below_the_draft_are_gone_drops_it(case: Case, net: DraftNet) -> None:
     station = net.stations[ATTN]
     caches = station.sessions.get(SESSION).caches
     caches[2].evict(2, Born())
     assert give(station, LINE_145, a_seed(NUM_PROMPT - 1, 2)) == []
     assert station.counters.events["drafts_unreadable"] == 1
-    caches[3].install_bounded(8)
+    caches[3] = ring_like(caches[3], NUM_PROMPT)
     assert give(station, LINE_145, a_seed(NUM_PROMPT, 3)) == []
     assert station.counters.events["drafts_unreadable"] == 2
     assert not station.queue.length

@@ -22,7 +22,7 @@ from .vector import F32, I32, I64, LANES, VI8, VI32, Emitter, const_i32, const_i
 PLANES = 2  # bytes of a weight, the higher first
 LOT_BITS = LOTS.bit_length() - 1
 WIDE = 4  # vectors of 16 dims of V that one pass carries, where that many are left
-VALUES_AHEAD_BYTES = 8192  # how far before their use values are asked for, a line now and then
+VALUES_AHEAD_BYTES = 12288  # how far before their use values are asked for, line by line
 NIBBLES = const_i32(0x0F0F0F0F)
 F64 = ir.DoubleType()
 V64 = ir.VectorType(F64, LANES)
@@ -102,8 +102,9 @@ def _emit_weigh(e: Emitter, form: int, group: int, columns: int, args: list[ir.V
         start = e.at(first, b.mul(tile.index, b.shl(word_bytes, const_i64(2))))
         weights = strided(e, e.at(planes, b.mul(tile.index, const_i64(PLANES * LANES))), planes_stride, group)
         masses = strided(e, e.at(w, b.mul(tile.index, const_i64(VECTOR))), w_stride, group)
-        ask_for(e, start, VALUES_AHEAD_BYTES, VECTOR)
         for i, words in enumerate(strided(e, start, word_bytes, LANES // 4)):
+            lines = columns if form == _Q8 else max(columns // 2, 1)
+            ask_for(e, words, VALUES_AHEAD_BYTES, lines * VECTOR)
             codes = _codes(e, form, words, columns, block)
             for n in range(group):
                 for plane, chains in enumerate(parts[n]):

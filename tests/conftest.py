@@ -21,11 +21,6 @@ from cryptography.x509.oid import NameOID
 from host.fleet import Fleet, StationOptions
 from host.fleet.state import cache_root
 from host.plan import make_plan
-from stations.kernels.fast.units import ATTEND, LAYERS, OVERLAY, source_digest
-
-# numba watches the file of a function, not those of the intrinsics in it: a folder for each state of the sources
-SOURCES = "".join(source_digest(name)[:8] for name in (LAYERS, ATTEND, OVERLAY))
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "numba" / SOURCES))
 
 TINY_LAYERS = 4
 TINY_SPEC = f"synthetic:layers={TINY_LAYERS},hidden=64,heads=4,kv_heads=2,ffn=256,vocab=512,context=4096,seed=7"

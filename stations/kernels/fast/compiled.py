@@ -1,15 +1,24 @@
 """How kernels are compiled: numba's options in one place.
 
 No fast-math: the order of operations is the one written. Compiled code is cached on disk beside the module or in
-NUMBA_CACHE_DIR; numba's key does not see constants of other modules, so whoever ships a cache versions its folder.
+NUMBA_CACHE_DIR. numba's key sees the file of a function, not those of the intrinsics and constants in it: whoever names
+a folder versions it, the one beside the module is another for each state of the sources.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import config, njit
 from numba.extending import intrinsic as _intrinsic
+
+from .units import SOURCES, source_digest
+
+_CONFIG: Any = config
+if not _CONFIG.CACHE_DIR:
+    _STATE = "".join(source_digest(family)[:4] for family in SOURCES)
+    _CONFIG.CACHE_DIR = str(Path(__file__).parent / "__pycache__" / _STATE)
 
 compiled: Any = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
 intrinsic: Any = _intrinsic

@@ -100,8 +100,9 @@ class Conversation:
                 generation.cancel()
 
         future = self._thread.submit(generate())
+        begun = True
         try:
-            _print_until_none(pieces)
+            begun = _print_until_none(pieces)
         except KeyboardInterrupt:
             self._thread.call(cancel)
             _print_until_none(pieces)
@@ -111,6 +112,9 @@ class Conversation:
         try:
             result = future.result()
         except AeonflowError as exc:
+            if begun:  # the message does not follow half an answer on its line
+                sys.stdout.write("\n")
+                sys.stdout.flush()
             note(f"error: {one_line(exc)}")
         else:
             sys.stdout.write("\n")
@@ -124,10 +128,14 @@ class Conversation:
         return session
 
 
-def _print_until_none(pieces: queue.SimpleQueue[str | None]) -> None:
+def _print_until_none(pieces: queue.SimpleQueue[str | None]) -> bool:
+    """Whether there was anything to print."""
+    begun = False
     while (piece := pieces.get()) is not None:
+        begun = begun or bool(piece)
         sys.stdout.write(piece)
         sys.stdout.flush()
+    return begun
 
 
 def _lines() -> Iterator[str]:

@@ -11,7 +11,7 @@ from stations.kv.table import Header
 
 from .kv_rows import F32
 
-GUARD = 0xA5
+GUARD = 0xFF  # NaN: what is read before it is written shows
 
 
 def fast_attend(

@@ -132,3 +132,11 @@ def test_kernels_write_rows_behind_reserved_room_and_commit_them() -> None:
     q = some_rows(5, 1, 2, 16)
     assert bits(fast_attend(cache, q, 99)) == bits(fast_attend(expected, q, 99))
     assert cache.export_wire() == expected.export_wire()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_query_that_sees_no_row_gets_zeros_whatever_its_scratch_held(mode: str) -> None:
+    cache, _, _ = filled(1, 24, 150, mode)
+    sinks = np.array([0.5, -1], np.float32)
+    for given in (None, sinks):
+        assert not fast_attend(cache, some_rows(5, 1, 2, 24), -1, sinks=given).any()

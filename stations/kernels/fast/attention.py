@@ -19,6 +19,7 @@ from .attention_ir import (
     GROUP,
     WIDE,
     add_mass,
+    ask_for_lines,
     clear,
     divide_row,
     mask_scores,
@@ -27,7 +28,6 @@ from .attention_ir import (
     to_weights,
     weigh,
 )
-from .attention_q8_ir import ask_for_lines
 from .compiled import compiled
 from .limits import MAX_QUERIES, ROW_BLOCK, coded_area_bytes
 from .machine import copy_row, field
@@ -104,10 +104,11 @@ def _all_weights(table, kv_head, first, upto, weights, stride, tiles, tops, sink
             row_bytes = padded_dim if form == _Q8 else (padded_dim + 31) // 32 * 16
             ahead = field(segment, _V) + kv_head * field(segment, _V_STRIDE) + lo // LANES * LANES * row_bytes
             left = (hi - lo) * row_bytes // VECTOR
+    step = WEIGHT_TILES if left > 0 else max(tiles, 1)
     for n in range(queries):
         sink = sinks + n % heads * 4 if sinks != 0 else 0
-        for done in range(0, tiles, WEIGHT_TILES):
-            some = min(WEIGHT_TILES, tiles - done)
+        for done in range(0, max(tiles, 1), step):  # with no row at all the denominator is started as well
+            some = min(step, tiles - done)
             to_weights(weights + n * stride + done * VECTOR, some, tops + n * VECTOR, sink, den + n * 4)
             lines = min(some * AHEAD_LINES, left)
             ask_for_lines(ahead, lines)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from stations.kv.table import Form, Segment
 
 from .attention_forms import VECTOR
-from .attention_ir import clear
-from .attention_q4_ir import HALF_BYTES, LEVELS, fold_levels, gather_levels, level_steps, nibble_scores, whole_levels
+from .attention_ir import WIDE, clear
+from .attention_q4_ir import HALF_BYTES, fold_levels, gather_levels, level_steps, nibble_scores, whole_levels
 from .attention_q8_ir import coded_scores, fold_totals, weight_step, whole_query, whole_weights
-from .attention_whole_ir import PLANES, WIDE, gather_planes, weigh_words
+from .attention_whole_ir import gather_planes, weigh_words
 from .compiled import compiled
-from .limits import CODED_BLOCK, CODED_GROUPS, CODED_SUMS, MAX_QUERIES, WEIGHED_GROUPS
+from .limits import CODED_BLOCK, CODED_GROUPS, CODED_SUMS, LEVELS, MAX_QUERIES, PLANES, WEIGHED_GROUPS
 from .machine import field
 from .vector import LANES
 

@@ -28,9 +28,9 @@ from .vector import (
 )
 
 CHAINS = 4  # fma chains of a score, dim mod 4
-# How far before their use rows are asked for. Processors foresee them within a page only: of exact keys, read as fast
-# as memory gives them, a line now and then is enough to show the next page; coded rows leave time to ask for each.
-EXACT_AHEAD_BYTES, CODED_AHEAD_BYTES = 8192, 4096
+# How far before their use keys are asked for, a line now and then: processors foresee rows within a page only, and are
+# shown the next one.
+EXACT_AHEAD_BYTES = 8192
 VECTOR = LANES * 4
 
 Vectors = list[ir.Value]
@@ -74,58 +74,7 @@ def reset(e: Emitter, sums: Chains) -> None:
             e.b.store(ZERO, chain)
 
 
-class RowForm:
-    """Common to all: the loop over V rows. A form says what a row is and what its vectors are as f32."""
-
-    def row_bytes(self, e: Emitter, a: SimpleNamespace) -> ir.Value:
-        raise NotImplementedError
-
-    def row_values(
-        self, e: Emitter, a: SimpleNamespace, row: ir.Value, start: ir.Value, columns: int
-    ) -> list[ir.Value]:
-        """`columns` vectors of row `row` (absolute) from a.column on; `start` is the row's address."""
-        raise NotImplementedError
-
-    def emit_scores(self, e: Emitter, group: int, a: SimpleNamespace) -> None:
-        raise NotImplementedError
-
-    def emit_weigh(self, e: Emitter, group: int, columns: int, a: SimpleNamespace) -> None:
-        """acc[query] += w_j · v_j and den[query] += w_j over `a.rows` rows from `a.row` on, in order."""
-        b = e.b
-        weights = strided(e, a.w, a.w_stride, group)
-        targets = strided(e, a.acc, a.acc_stride, group)
-        sums = [[e.variable(e.load(t, c * VECTOR, V32, align=VECTOR)) for c in range(columns)] for t in targets]
-        totals = [e.variable(e.load(a.den, 4 * n, F32, align=4)) for n in range(group)]
-        row_bytes = self.row_bytes(e, a)
-        first = e.at(head_start(e, a, Segment.V, Segment.V_STRIDE), b.mul(a.row, row_bytes))
-        with cgutils.for_range(b, a.rows, intp=I64) as loop:
-            start = e.at(first, b.mul(loop.index, row_bytes))
-            values = self.row_values(e, a, b.add(a.row, loop.index), start, columns)
-            at = b.mul(loop.index, const_i64(4))
-            for n in range(group):
-                mass = e.load(weights[n], at, F32, align=4)
-                b.store(b.fadd(b.load(totals[n]), mass), totals[n])
-                weight = e.splat(mass)
-                for value, chain in zip(values, sums[n], strict=True):
-                    b.store(e.fma(value, weight, b.load(chain)), chain)
-        for target, chains in zip(targets, sums, strict=True):
-            for c, chain in enumerate(chains):
-                e.store(b.load(chain), target, c * VECTOR, align=VECTOR)
-        for n, total in enumerate(totals):
-            e.store(b.load(total), a.den, 4 * n, align=4)
-
-    def multiply_dims(
-        self, e: Emitter, sums: Chains, queries: list[ir.Value], at: ir.Value, keys: list[ir.Value]
-    ) -> None:
-        """chains += key of dim d · q_d for 16 dims whose queries lie at `at`."""
-        b = e.b
-        for d, key in enumerate(keys):
-            for query, chains in zip(queries, sums, strict=True):
-                chain = chains[d % CHAINS]
-                b.store(e.fma(key, e.broadcast(e.at(query, at), 4 * d), b.load(chain)), chain)
-
-
-class ExactForm(RowForm):
+class ExactForm:
     """Rows as they came: f32, or f16 widened on load."""
 
     def __init__(self, form: Form) -> None:
@@ -167,8 +116,43 @@ class ExactForm(RowForm):
                 score = b.fmul(combined(e, chains), factor)
                 e.store(score, out, b.mul(tile.index, const_i64(VECTOR)), align=VECTOR)
 
+    def emit_weigh(self, e: Emitter, group: int, columns: int, a: SimpleNamespace) -> None:
+        """acc[query] += w_j · v_j and den[query] += w_j over `a.rows` rows from `a.row` on, in order."""
+        b = e.b
+        weights = strided(e, a.w, a.w_stride, group)
+        targets = strided(e, a.acc, a.acc_stride, group)
+        sums = [[e.variable(e.load(t, c * VECTOR, V32, align=VECTOR)) for c in range(columns)] for t in targets]
+        totals = [e.variable(e.load(a.den, 4 * n, F32, align=4)) for n in range(group)]
+        row_bytes = self.row_bytes(e, a)
+        first = e.at(head_start(e, a, Segment.V, Segment.V_STRIDE), b.mul(a.row, row_bytes))
+        with cgutils.for_range(b, a.rows, intp=I64) as loop:
+            start = e.at(first, b.mul(loop.index, row_bytes))
+            values = self.row_values(e, a, b.add(a.row, loop.index), start, columns)
+            at = b.mul(loop.index, const_i64(4))
+            for n in range(group):
+                mass = e.load(weights[n], at, F32, align=4)
+                b.store(b.fadd(b.load(totals[n]), mass), totals[n])
+                weight = e.splat(mass)
+                for value, chain in zip(values, sums[n], strict=True):
+                    b.store(e.fma(value, weight, b.load(chain)), chain)
+        for target, chains in zip(targets, sums, strict=True):
+            for c, chain in enumerate(chains):
+                e.store(b.load(chain), target, c * VECTOR, align=VECTOR)
+        for n, total in enumerate(totals):
+            e.store(b.load(total), a.den, 4 * n, align=4)
 
-FORMS: dict[int, RowForm] = {
+    def multiply_dims(
+        self, e: Emitter, sums: Chains, queries: list[ir.Value], at: ir.Value, keys: list[ir.Value]
+    ) -> None:
+        """chains += key of dim d · q_d for 16 dims whose queries lie at `at`."""
+        b = e.b
+        for d, key in enumerate(keys):
+            for query, chains in zip(queries, sums, strict=True):
+                chain = chains[d % CHAINS]
+                b.store(e.fma(key, e.broadcast(e.at(query, at), 4 * d), b.load(chain)), chain)
+
+
+FORMS: dict[int, ExactForm] = {
     int(Form.F32): ExactForm(Form.F32),
     int(Form.F16): ExactForm(Form.F16),
 }

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from .attention_forms import FORMS, VECTOR
+from .attention_forms import FORMS, VECTOR, ask_for
 from .compiled import intrinsic
 from .vector import F32, I32, I64, LANES, V32, VI32, ZERO, Emitter, const_f32, const_i64
 
@@ -25,7 +25,7 @@ MINUS_INFINITY = const_f32(float("-inf"))
 _I = types.int64
 
 
-def _choose(e: Emitter, value: ir.Value, options: Sequence[int], emit: Callable[[int], None]) -> None:
+def choose(e: Emitter, value: ir.Value, options: Sequence[int], emit: Callable[[int], None]) -> None:
     """The body of the option that `value` equals."""
     for option in options:
         with e.b.if_then(e.b.icmp_unsigned("==", value, ir.Constant(value.type, option))):
@@ -50,9 +50,9 @@ def scores(typing, form, group, segment, kv_head, tile, tiles, blocks, q, q_stri
         a = _named("form group segment kv_head tile tiles blocks q q_stride scale out out_stride", args)
 
         def body(form):
-            _choose(e, a.group, range(1, GROUP + 1), lambda group: FORMS[form].emit_scores(e, group, a))
+            choose(e, a.group, range(1, GROUP + 1), lambda group: FORMS[form].emit_scores(e, group, a))
 
-        _choose(e, a.form, list(FORMS), body)
+        choose(e, a.form, list(FORMS), body)
         return context.get_dummy_value()
 
     return types.void(_I, _I, _I, _I, _I, _I, _I, _I, _I, types.float32, _I, _I), codegen
@@ -73,11 +73,11 @@ def weigh(typing, form, group, segment, kv_head, row, rows, column, columns, blo
         def body(form):
             def wide(columns):
                 groups = range(1, GROUP + 1) if columns == WIDE else (1,)
-                _choose(e, a.group, groups, lambda group: FORMS[form].emit_weigh(e, group, columns, a))
+                choose(e, a.group, groups, lambda group: FORMS[form].emit_weigh(e, group, columns, a))
 
-            _choose(e, a.columns, (1, WIDE), wide)
+            choose(e, a.columns, (1, WIDE), wide)
 
-        _choose(e, a.form, list(FORMS), body)
+        choose(e, a.form, list(FORMS), body)
         return context.get_dummy_value()
 
     return types.void(*[_I] * 14), codegen
@@ -167,6 +167,20 @@ def clear(typing, target, vectors):
         e = Emitter(builder)
         with cgutils.for_range(builder, vectors, intp=I64) as index:
             e.store(ZERO, target, builder.mul(index.index, const_i64(VECTOR)), align=VECTOR)
+        return context.get_dummy_value()
+
+    return types.void(_I, _I), codegen
+
+
+@intrinsic
+def ask_for_lines(typing, start, lines):
+    """Let `lines` lines of 64 bytes from `start` on come into the processor's cache."""
+
+    def codegen(context, builder, signature, args):
+        start, lines = args
+        e = Emitter(builder)
+        with cgutils.for_range(builder, lines, intp=I64) as loop:
+            ask_for(e, e.at(start, builder.mul(loop.index, const_i64(VECTOR))), 0, VECTOR)
         return context.get_dummy_value()
 
     return types.void(_I, _I), codegen

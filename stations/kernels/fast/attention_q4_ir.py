@@ -13,16 +13,17 @@ from numba.core import cgutils
 
 from stations.kv.whole_numbers import LEVEL_STEPS, LOTS, QUERY4_STEPS, WEIGHT_STEPS
 
-from .attention_forms import CODED_AHEAD_BYTES, VECTOR, ask_for, strided
-from .attention_whole_ir import PLANES, Lots, step_of, store_planes
+from .attention_forms import VECTOR, ask_for, strided
+from .attention_ir import choose
+from .attention_whole_ir import Lots, step_of, store_planes
 from .compiled import intrinsic
 from .dot import dot4
-from .limits import CODED_GROUPS
+from .limits import CODED_GROUPS, LEVELS, PLANES
 from .vector import F32, I32, I64, LANES, V16, V32, VI8, VI32, ZERO, Emitter, const_f32, const_i32, const_i64
 
+KEYS_AHEAD_BYTES = 4096  # how far before their use keys are asked for
 HALF_BYTES = 32  # 16 numbers in f16
 TWICE_MIDDLE = 15
-LEVELS = 3  # vectors a query and group of 32 dims: lanes of whole weights, of whole levels, `Totals`
 WEIGHTS_AT, LEVELS_AT, TOTALS_AT = 0, VECTOR, 2 * VECTOR
 WEIGHT_TOTAL, LEVEL_TOTAL = 0, 8  # f64
 WEIGHT_INVERSE, WEIGHT_UNIT, LEVEL_INVERSE, LEVEL_UNIT = 16, 20, 24, 28  # f32
@@ -109,7 +110,7 @@ def _emit_scores(e: Emitter, group: int, args: list[ir.Value]) -> None:
         start = e.at(first, b.mul(loop.index, tile_bytes))
         with cgutils.for_range(b, blocks, intp=I64) as block:
             words = e.at(start, b.mul(block.index, block_bytes))
-            ask_for(e, words, CODED_AHEAD_BYTES, 2 * VECTOR)
+            ask_for(e, words, KEYS_AHEAD_BYTES, 2 * VECTOR)
             at = b.mul(block.index, const_i64(LANES))
             for half in range(2):
                 word = e.load(words, half * VECTOR, VI32, align=VECTOR)
@@ -135,9 +136,7 @@ def nibble_scores(typing, group, keys, scales, minima, tile, tiles, blocks, q, q
 
     def codegen(context, builder, signature, args):
         e = Emitter(builder)
-        for group in range(1, CODED_GROUPS + 1):
-            with builder.if_then(builder.icmp_unsigned("==", args[0], const_i64(group))):
-                _emit_scores(e, group, list(args[1:]))
+        choose(e, args[0], range(1, CODED_GROUPS + 1), lambda group: _emit_scores(e, group, list(args[1:])))
         return context.get_dummy_value()
 
     return types.void(_I, _I, _I, _I, _I, _I, _I, _I, _I, types.float32, _I, _I, _I), codegen

@@ -14,10 +14,11 @@ from numba.core import cgutils
 from stations.kv.whole_numbers import LOTS, QUERY8_STEPS, WEIGHT_STEPS
 
 from .attention_forms import VECTOR, ask_for, strided
-from .attention_whole_ir import PLANES, V64, Lots, step_of, store_planes
+from .attention_ir import choose
+from .attention_whole_ir import V64, Lots, step_of, store_planes
 from .compiled import intrinsic
 from .dot import dot4
-from .limits import CODED_GROUPS
+from .limits import CODED_GROUPS, PLANES
 from .vector import F32, I32, I64, LANES, V32, VI8, VI32, ZERO, Emitter, const_i32, const_i64
 
 KEYS_AHEAD_BYTES = 12288  # how far before their use keys are asked for, line by line
@@ -140,9 +141,7 @@ def coded_scores(typing, group, keys, scales, tiles, blocks, q, q_stride, scale,
 
     def codegen(context, builder, signature, args):
         e = Emitter(builder)
-        for group in range(1, CODED_GROUPS + 1):
-            with builder.if_then(builder.icmp_unsigned("==", args[0], const_i64(group))):
-                _emit_scores(e, group, list(args[1:]))
+        choose(e, args[0], range(1, CODED_GROUPS + 1), lambda group: _emit_scores(e, group, list(args[1:])))
         return context.get_dummy_value()
 
     return types.void(_I, _I, _I, _I, _I, _I, _I, types.float32, _I, _I), codegen
@@ -154,20 +153,6 @@ def _scaled_weight(e: Emitter, w: ir.Value, scales: ir.Value, at: ir.Value) -> i
     weight = e.load(w, at, V32, align=VECTOR)
     product = b.fmul(weight, e.load(scales, at, V32, align=VECTOR))
     return b.select(b.fcmp_unordered("une", weight, ZERO), product, ZERO)
-
-
-@intrinsic
-def ask_for_lines(typing, start, lines):
-    """Let `lines` lines of 64 bytes from `start` on come into the processor's cache."""
-
-    def codegen(context, builder, signature, args):
-        start, lines = args
-        e = Emitter(builder)
-        with cgutils.for_range(builder, lines, intp=I64) as loop:
-            ask_for(e, e.at(start, builder.mul(loop.index, const_i64(VECTOR))), 0, VECTOR)
-        return context.get_dummy_value()
-
-    return types.void(_I, _I), codegen
 
 
 @intrinsic

@@ -14,14 +14,13 @@ from stations.kv.table import Form
 from stations.kv.whole_numbers import LEAST_TOP, LOT_STEP, LOTS
 
 from .attention_forms import VECTOR, ask_for, strided
+from .attention_ir import WIDE, choose
 from .compiled import intrinsic
 from .dot import dot4
-from .limits import CODED_BLOCK, WEIGHED_GROUPS
+from .limits import CODED_BLOCK, PLANES, WEIGHED_GROUPS
 from .vector import F32, I32, I64, LANES, VI8, VI32, Emitter, const_i32, const_i64
 
-PLANES = 2  # bytes of a weight, the higher first
 LOT_BITS = LOTS.bit_length() - 1
-WIDE = 4  # vectors of 16 dims of V that one pass carries, where that many are left
 VALUES_AHEAD_BYTES = 12288  # how far before their use values are asked for, line by line
 NIBBLES = const_i32(0x0F0F0F0F)
 F64 = ir.DoubleType()
@@ -140,16 +139,14 @@ def weigh_words(
 
     def codegen(context, builder, signature, args):
         e = Emitter(builder)
-        for form in (_Q8, _Q4):
-            with builder.if_then(builder.icmp_unsigned("==", args[0], const_i64(form))):
-                for group in range(1, WEIGHED_GROUPS + 1):
-                    for columns in (1, WIDE):
-                        is_body = builder.and_(
-                            builder.icmp_unsigned("==", args[1], const_i64(group)),
-                            builder.icmp_unsigned("==", args[2], const_i64(columns)),
-                        )
-                        with builder.if_then(is_body):
-                            _emit_weigh(e, form, group, columns, list(args[3:]))
+
+        def body(form):
+            def grouped(group):
+                choose(e, args[2], (1, WIDE), lambda columns: _emit_weigh(e, form, group, columns, list(args[3:])))
+
+            choose(e, args[1], range(1, WEIGHED_GROUPS + 1), grouped)
+
+        choose(e, args[0], (_Q8, _Q4), body)
         return context.get_dummy_value()
 
     return types.void(*[_I] * 14), codegen

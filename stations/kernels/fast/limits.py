@@ -17,14 +17,16 @@ FORM_F32, FORM_INT8 = 0, 1  # forms of activations in tiles
 _LANES = 16
 _VECTOR_BYTES = 64
 _MAX_SEGMENTS = 4
+PLANES = 2  # bytes of a weight over coded rows, the higher first
+LEVELS = 3  # vectors a query and group of 32 dims: lanes of whole weights, of whole levels, totals and steps
 CODED_SUMS = 4  # words a query and dim that sums over coded rows take: two planes of i32, an f64
 
 
 def coded_area_bytes(blocks: int) -> int:
     """Of sums and whole weights over coded rows of `blocks` vectors of 16 dims (`attention_coded.py`)."""
     groups = (blocks + 1) // 2
-    own = CODED_SUMS * blocks * _VECTOR_BYTES + 3 * groups * _VECTOR_BYTES
-    return MAX_QUERIES * own + WEIGHED_GROUPS * groups * 2 * CODED_BLOCK
+    own = CODED_SUMS * blocks * _VECTOR_BYTES + LEVELS * groups * _VECTOR_BYTES
+    return MAX_QUERIES * own + WEIGHED_GROUPS * groups * PLANES * CODED_BLOCK
 
 
 def attention_scratch_bytes(keys: int, padded_dim: int) -> int:
